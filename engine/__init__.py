@@ -1,0 +1,22 @@
+"""The paged engine.  `from engine import LLM, SamplingParams` is all an offline user needs.
+
+Importing this package, `engine.api` or `engine.text` does not import torch; `LLM` does,
+on first use.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from engine.api.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from engine.llm import LLM
+
+__all__ = ["LLM", "SamplingParams"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "LLM":
+        from engine.llm import LLM
+
+        return LLM
+    raise AttributeError(f"module 'engine' has no attribute {name!r}")
