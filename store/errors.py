@@ -1,0 +1,107 @@
+"""Errors of the model store: what a person can act on, with an HTTP status and a stable code.
+
+StoreError
+ ├── InvalidName         400  a model name, repo id, revision, file name or digest that is not allowed
+ ├── ModelNotFound       404  not installed, or not on any source that was asked
+ ├── UnsupportedFormat   422  the files are whole but hold nothing that can be run
+ ├── BrokenFile          422  truncated, lying about its lengths, or not the bytes that were promised
+ ├── AccessDenied        403  gated or private on the hub
+ ├── Cancelled           499  the caller asked to stop
+ ├── HubUnreachable      503  no endpoint of the model hub answered in time
+ ├── DownloadFailed      502  a source answered, but the bytes could not be had
+ ├── NotEnoughSpace      507  the data root's disk cannot hold the download
+ └── DataRootUnusable    500  the data root is missing, read-only or full
+
+Each message is one sentence that ends with the next step.  This module knows neither HTTP
+frameworks nor the engine; every module of `store` raises from here, `app` turns them into answers.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class StoreError(Exception):
+    """Base of everything the store raises on purpose; `str(error)` is the sentence for people."""
+
+    status: ClassVar[int] = 500
+    code: ClassVar[str] = "store_error"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+
+class InvalidName(StoreError):
+    """A string from outside that must not reach a path or a URL."""
+
+    status = 400
+    code = "invalid_model_name"
+
+
+class ModelNotFound(StoreError):
+    """Not installed here, or not on the source that was asked."""
+
+    status = 404
+    code = "model_not_found"
+
+
+class UnsupportedFormat(StoreError):
+    """The repository or directory holds no weights that this version can read."""
+
+    status = 422
+    code = "unsupported_model_format"
+
+
+class BrokenFile(StoreError):
+    """A file that is truncated, lies about its lengths, or is not what its digest promises."""
+
+    status = 422
+    code = "broken_file"
+
+
+class AccessDenied(StoreError):
+    """The hub knows the repository but does not give it to this token."""
+
+    status = 403
+    code = "access_denied"
+
+
+class Cancelled(StoreError):
+    """The caller asked to stop; what was downloaded so far stays for the next attempt."""
+
+    status = 499
+    code = "cancelled"
+
+
+class HubUnreachable(StoreError):
+    """No endpoint of the model hub answered in time."""
+
+    status = 503
+    code = "hub_unreachable"
+
+
+class DownloadFailed(StoreError):
+    """A source answered but would not give the bytes, after all retries."""
+
+    status = 502
+    code = "download_failed"
+
+
+class NotEnoughSpace(StoreError):
+    """The disk cannot hold what is about to be written; sizes in bytes."""
+
+    status = 507
+    code = "not_enough_space"
+
+    def __init__(self, message: str, *, needed_bytes: int = 0, free_bytes: int = 0) -> None:
+        super().__init__(message)
+        self.needed_bytes = needed_bytes
+        self.free_bytes = free_bytes
+
+
+class DataRootUnusable(StoreError):
+    """The data root is missing, read-only or full."""
+
+    status = 500
+    code = "data_root_unusable"
