@@ -1,0 +1,172 @@
+"""The only module that decides where files live.
+
+Two places: `UserPaths`, small files on the home disk (settings, daemon address, locks, database),
+and `DataRoot`, everything large (weights, partial downloads, compiled kernels, logs) on a disk the
+user chose.  Knows nothing of what the files contain; `app`, `engine` launchers and the rest of
+`store` ask here.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import platformdirs
+
+from store.errors import DataRootUnusable
+
+APP_NAME = "quire"
+_PROBE_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class UserPaths:
+    """Directories for small files, private to the user."""
+
+    config_dir: Path
+    state_dir: Path
+    runtime_dir: Path
+    data_dir: Path
+
+
+def user_paths() -> UserPaths:
+    """The user's directories, created with mode 0700.
+
+    `QUIRE_CONFIG_DIR` replaces the first; `QUIRE_STATE_DIR` the other three, so that a second
+    instance or a test stays apart from the first.  Raises DataRootUnusable.
+    """
+    dirs = platformdirs.PlatformDirs(APP_NAME, appauthor=False)
+    config = os.environ.get("QUIRE_CONFIG_DIR")
+    state = os.environ.get("QUIRE_STATE_DIR")
+    paths = UserPaths(
+        config_dir=Path(config).expanduser().absolute() if config else dirs.user_config_path,
+        state_dir=_under(state, "") or dirs.user_state_path,
+        runtime_dir=_under(state, "run") or dirs.user_runtime_path,
+        data_dir=_under(state, "data") or dirs.user_data_path,
+    )
+    for path in (paths.config_dir, paths.state_dir, paths.runtime_dir, paths.data_dir):
+        try:
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise DataRootUnusable(
+                f"The directory {path} cannot be created ({_reason(error)}); set QUIRE_CONFIG_DIR and "
+                "QUIRE_STATE_DIR to directories you can write."
+            ) from error
+    return paths
+
+
+def _under(parent: str | None, name: str) -> Path | None:
+    return Path(parent).expanduser().absolute() / name if parent else None
+
+
+@dataclass(frozen=True, slots=True)
+class DataRoot:
+    """The directory that holds everything large; `DataRoot.open` proves that it can be used."""
+
+    root: Path
+
+    @classmethod
+    def default_path(cls) -> Path:
+        """`QUIRE_HOME`, else the platform's user data directory."""
+        chosen = os.environ.get("QUIRE_HOME")
+        return Path(chosen).expanduser().absolute() if chosen else _platform_path()
+
+    @classmethod
+    def open(cls, path: Path | str | None = None) -> Self:
+        """Create the data root where needed and prove that it takes a write.
+
+        Only the last level is created: a missing parent usually is a disk that is not mounted, and
+        creating it would fill the system disk instead.  Raises DataRootUnusable.
+        """
+        root = Path(path).expanduser().absolute() if path is not None else cls.default_path()
+        try:
+            root.mkdir(parents=root == _platform_path(), exist_ok=True)
+            opened = cls(root)
+            for folder in (opened.hub, opened.downloads, opened.kernels, opened.logs):
+                folder.mkdir(exist_ok=True)
+            _prove_writable(opened.downloads)
+        except OSError as error:
+            raise DataRootUnusable(
+                f"The data root {root} cannot be used: {_reason(error)}; {_next_step(error)}."
+            ) from error
+        return opened
+
+    @property
+    def hub(self) -> Path:
+        """Weights, in the Hugging Face cache layout."""
+        return self.root / "hub"
+
+    @property
+    def downloads(self) -> Path:
+        """Partial downloads and the locks of pulls; on the same file system as `hub`."""
+        return self.root / "downloads"
+
+    @property
+    def kernels(self) -> Path:
+        """Compiled kernels of every library that compiles some."""
+        return self.root / "kernels"
+
+    @property
+    def logs(self) -> Path:
+        return self.root / "logs"
+
+    def library_environment(self, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+        """Variables for child processes so that no library writes anything large elsewhere.
+
+        They must be set before the libraries are imported: most read them only then.  The stored
+        hub login keeps its place although `HF_HOME` moves.  Xet is off because it ignores mirrors.
+        """
+        return {
+            "HF_HOME": str(self.root),
+            "HF_HUB_CACHE": str(self.hub),
+            "HF_XET_CACHE": str(self.downloads / "xet"),
+            "HF_TOKEN_PATH": str(hub_token_path(environ)),
+            "HF_HUB_DISABLE_XET": "1",
+            "HF_HUB_DISABLE_TELEMETRY": "1",
+            "TRITON_CACHE_DIR": str(self.kernels / "triton"),
+            "TORCHINDUCTOR_CACHE_DIR": str(self.kernels / "inductor"),
+            "TORCH_EXTENSIONS_DIR": str(self.kernels / "extensions"),
+            "TORCH_HOME": str(self.kernels / "torch"),
+            "CUDA_CACHE_PATH": str(self.kernels / "cuda"),
+        }
+
+
+def hub_token_path(environ: Mapping[str, str] = os.environ) -> Path:
+    """Where `hf auth login` keeps the token: the rule of huggingface_hub, without importing it."""
+    if explicit := environ.get("HF_TOKEN_PATH"):
+        return Path(explicit).expanduser()
+    cache_home = environ.get("XDG_CACHE_HOME") or "~/.cache"
+    hub_home = environ.get("HF_HOME") or f"{cache_home}/huggingface"
+    return Path(hub_home).expanduser() / "token"
+
+
+def _platform_path() -> Path:
+    return platformdirs.user_data_path(APP_NAME, appauthor=False)
+
+
+def _prove_writable(directory: Path) -> None:
+    """Write, flush and remove a file: permission bits and mount flags lie, and a full disk fails only here."""
+    probe = directory / f".probe-{os.getpid()}"
+    try:
+        with probe.open("wb") as file:
+            file.write(b"\0" * _PROBE_BYTES)
+            file.flush()
+            os.fsync(file.fileno())
+    finally:
+        probe.unlink(missing_ok=True)
+
+
+def _reason(error: OSError) -> str:
+    return (error.strerror or type(error).__name__).lower()
+
+
+def _next_step(error: OSError) -> str:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "free some space there or set QUIRE_HOME to a directory on another disk"
+    if isinstance(error, FileNotFoundError):
+        return "mount its disk or create its parent directory, or set QUIRE_HOME to another directory"
+    return "make it writable for this user or set QUIRE_HOME to a directory that is"
