@@ -1,0 +1,240 @@
+"""`LLM`: the offline API, an engine in this very process.
+
+    from engine import LLM, SamplingParams
+    outputs = LLM("qwen3:0.6b").generate(["Hello"], SamplingParams(max_tokens=16))
+
+Uses the same text stage and engine loop as the daemon, without sockets.  A model is a
+checkpoint directory, a GGUF file, or the name of an installed model.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from engine.api.config import EngineConfig, LoadFormat
+from engine.api.errors import EngineError, InvalidParameter
+from engine.api.output import CompletionOutput, OutputDelta, RequestOutput, TextLogprob
+from engine.api.request import GenerateRequest, Prompt
+from engine.api.sampling import SamplingParams
+from engine.api.wire import WorkerFacts
+from engine.loop import EngineLoop
+from engine.text.stage import SequenceText, TextStage
+
+PromptInput = str | Sequence[int] | Mapping[str, Any]
+"""A text, token ids, or a mapping with `prompt` or `prompt_token_ids`."""
+
+
+class LLM:
+    """A model loaded in this process.
+
+    Raises `EngineError` (`UnsupportedModel`, `BrokenCheckpoint`, `InsufficientMemory`) when the model cannot
+    be loaded, and `store.errors.ModelNotFound` for a name that is not installed.
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        *,
+        dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto",
+        load_format: LoadFormat = "auto",
+        max_model_len: int | None = None,
+        max_num_seqs: int = 64,
+        max_num_batched_tokens: int | None = None,
+        gpu_memory_utilization: float = 0.9,
+        num_kv_blocks: int | None = None,
+        block_size: int = 16,
+        enable_prefix_caching: bool = True,
+        enable_chunked_prefill: bool = True,
+        device: str = "auto",
+        num_threads: int | None = None,
+        seed: int = 0,
+    ) -> None:
+        path = _find_model(model)
+        config = EngineConfig(
+            model=str(path),
+            dtype=dtype,
+            load_format=load_format,
+            device=device,
+            max_model_len=max_model_len,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            gpu_memory_utilization=gpu_memory_utilization,
+            num_kv_blocks=num_kv_blocks,
+            block_size=block_size,
+            enable_prefix_caching=enable_prefix_caching,
+            enable_chunked_prefill=enable_chunked_prefill,
+            num_threads=num_threads,
+            seed=seed,
+        )
+        self._engine = EngineLoop(config)
+        facts = self._engine.facts
+        self._text = TextStage.open(path, max_model_len=facts.max_model_len, vocab_size=facts.vocab_size)
+        self._sequence_ids = itertools.count(1)
+        self._request_ids = itertools.count()
+
+    @property
+    def facts(self) -> WorkerFacts:
+        """What the engine really got: KV blocks, context, dtype, bytes."""
+        return self._engine.facts
+
+    def generate(
+        self,
+        prompts: PromptInput | Sequence[PromptInput],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[RequestOutput]:
+        """Complete each prompt; outputs are in the order of `prompts`.
+
+        `sampling_params` is one value for all prompts or a list of one per prompt.
+        """
+        several = _as_list(prompts)
+        params = _one_for_each(sampling_params, len(several))
+        return self._run([self._request(prompt, sampling) for prompt, sampling in zip(several, params, strict=True)])
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        **chat_template_kwargs: Any,
+    ) -> list[RequestOutput]:
+        """Answer one conversation, or each of a list of conversations, through the model's chat template."""
+        conversations = [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
+        params = _one_for_each(sampling_params, len(conversations))
+        return self._run(
+            [
+                GenerateRequest(
+                    request_id=str(next(self._request_ids)),
+                    sampling=sampling,
+                    messages=tuple(dict(message) for message in conversation),
+                    chat_template_kwargs=chat_template_kwargs,
+                )
+                for conversation, sampling in zip(conversations, params, strict=True)
+            ]
+        )
+
+    def _request(self, prompt: PromptInput, sampling: SamplingParams) -> GenerateRequest:
+        request_id = str(next(self._request_ids))
+        if isinstance(prompt, Mapping):
+            known = {"prompt", "prompt_token_ids"} & prompt.keys()
+            if len(known) != 1 or len(prompt) != 1:
+                raise InvalidParameter("prompts", "A prompt mapping has either `prompt` or `prompt_token_ids`.")
+            prompt = prompt[known.pop()]
+        if isinstance(prompt, str):
+            return GenerateRequest(request_id=request_id, sampling=sampling, text=prompt, prompt_param="prompts")
+        return GenerateRequest(
+            request_id=request_id, sampling=sampling, token_ids=tuple(prompt), prompt_param="prompts"
+        )
+
+    def _run(self, requests: list[GenerateRequest]) -> list[RequestOutput]:
+        """Run all requests to their end; the engine batches them as its budgets allow."""
+        collectors: list[list[_Collector]] = []
+        running: dict[int, _Collector] = {}
+        for request in requests:
+            choices = []
+            for index, prompt in enumerate(self._text.prepare(request, lambda: next(self._sequence_ids))):
+                choice = _Collector(prompt, self._text.stream(request, prompt, index))
+                choices.append(choice)
+                running[prompt.sequence_id] = choice
+            collectors.append(choices)
+        # Only once all prompts are known to be valid does any of them start.
+        for choice in running.values():
+            self._engine.submit(choice.prompt)
+        self._run_to_completion(running)
+        return [_collect(request, choices) for request, choices in zip(requests, collectors, strict=True)]
+
+    def _run_to_completion(self, running: dict[int, _Collector]) -> None:
+        try:
+            while running:
+                for output in self._engine.step():
+                    choice = running.get(output.sequence_id)
+                    if choice is None:
+                        continue
+                    choice.add(choice.text.push(output))
+                    if choice.text.finished:
+                        del running[output.sequence_id]
+                        if output.finish_reason is None:
+                            self._engine.abort(output.sequence_id)
+        finally:
+            # An interrupted run leaves nothing behind in the engine.
+            for sequence_id in running:
+                self._engine.abort(sequence_id)
+
+
+class _Collector:
+    """Gathers the deltas of one choice."""
+
+    def __init__(self, prompt: Prompt, text: SequenceText) -> None:
+        self.prompt = prompt
+        self.text = text
+        self._pieces: list[str] = []
+        self._token_ids: list[int] = []
+        self._logprobs: list[TextLogprob] = []
+        self._last: OutputDelta | None = None
+
+    def add(self, delta: OutputDelta) -> None:
+        self._pieces.append(delta.text)
+        self._token_ids.extend(delta.token_ids)
+        self._logprobs.extend(delta.logprobs)
+        self._last = delta
+
+    @property
+    def num_cached_tokens(self) -> int:
+        return self._last.usage.cached_tokens if self._last and self._last.usage else 0
+
+    def output(self) -> CompletionOutput:
+        last = self._last
+        assert last is not None and last.finish_reason is not None, "a choice is collected once it has finished"
+        if last.finish_reason == "error":
+            raise EngineError(last.error_message or "The engine failed without a reason.")
+        return CompletionOutput(
+            index=last.index,
+            text="".join(self._pieces),
+            token_ids=tuple(self._token_ids),
+            finish_reason=last.finish_reason,
+            stop_reason=last.stop_reason,
+            logprobs=tuple(self._logprobs) if self.prompt.sampling.logprobs is not None else None,
+        )
+
+
+def _collect(request: GenerateRequest, choices: list[_Collector]) -> RequestOutput:
+    return RequestOutput(
+        request_id=request.request_id,
+        prompt=request.text,
+        prompt_token_ids=choices[0].prompt.token_ids,
+        outputs=tuple(choice.output() for choice in choices),
+        num_cached_tokens=choices[0].num_cached_tokens,
+    )
+
+
+def _find_model(model: str | Path) -> Path:
+    path = Path(model)
+    if path.exists():
+        return path
+    # Names need the model store, which a program that only uses paths need not have installed.
+    from store.models import ModelStore
+    from store.paths import DataRoot
+
+    return ModelStore(DataRoot.open()).find(str(model)).path
+
+
+def _as_list(prompts: PromptInput | Sequence[PromptInput]) -> list[PromptInput]:
+    if isinstance(prompts, str | Mapping):
+        return [prompts]
+    if prompts and all(isinstance(item, int) for item in prompts):
+        return [prompts]  # type: ignore[list-item]
+    return list(prompts)  # type: ignore[arg-type]
+
+
+def _one_for_each(
+    sampling_params: SamplingParams | Sequence[SamplingParams] | None, count: int
+) -> Sequence[SamplingParams]:
+    if sampling_params is None or isinstance(sampling_params, SamplingParams):
+        return [sampling_params or SamplingParams()] * count
+    if len(sampling_params) != count:
+        raise InvalidParameter(
+            "sampling_params",
+            f"There are {count} prompts but {len(sampling_params)} sampling params; give one for each.",
+        )
+    return sampling_params
