@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import glob
 import hashlib
 import importlib.util
 import json
@@ -94,7 +93,7 @@ def has_gpu_device_file() -> bool:
 
     /proc/driver/nvidia is no evidence: a container sees its host's even when no GPU was passed in.
     """
-    return bool(glob.glob("/dev/nvidia[0-9]*"))
+    return any(Path("/dev").glob("nvidia[0-9]*"))
 
 
 def has_nvidia_gpu() -> bool:
@@ -339,7 +338,7 @@ def main() -> int:
     environment = Environment(root)
     try:
         missing = [name for name in ("venv", "ensurepip") if importlib.util.find_spec(name) is None]
-        check_python(tuple(sys.version_info), missing)
+        check_python(sys.version_info[:3], missing)
         interpreter = f"{sys.executable} {sys.version}"
         key = install_key(CHECKOUT, os.environ, interpreter, has_gpu_device_file())
         if not environment.is_current(key, extras):
