@@ -7,7 +7,8 @@
 
 PYTHON ?= python3
 export QUIRE_ENV := $(or $(value QUIRE_ENV),$(CURDIR)/.venv)
-INSTALL := $(PYTHON) -I packaging/install.py
+NO_PYTHON := Error: $(PYTHON) was not found; install Python 3.11 or newer (Debian, Ubuntu: sudo apt install python3 python3-venv).
+INSTALL := command -v "$(PYTHON)" >/dev/null || { echo "$(NO_PYTHON)" >&2; exit 1; }; "$(PYTHON)" -IS packaging/install.py
 MAKEFLAGS += --no-print-directory
 
 # The prompt travels through the environment: make must not expand it, nor the shell parse it.
@@ -31,23 +32,23 @@ install: ## make or update the private environment
 	@$(INSTALL)
 
 test: ## run every test this machine can
-	@$(INSTALL) --extra test
+	@$(INSTALL) test
 	@"$$QUIRE_ENV/bin/python" -m pytest
 
 test-pure: ## run the tests that need no torch
-	@$(INSTALL) --extra test
+	@$(INSTALL) test
 	@"$$QUIRE_ENV/bin/python" -m pytest tests/pure
 
 test-cpu: ## run the engine's tests on the CPU
-	@$(INSTALL) --extra test
+	@$(INSTALL) test
 	@"$$QUIRE_ENV/bin/python" -m pytest tests/cpu
 
 test-e2e: ## run the tests that start a real daemon
-	@$(INSTALL) --extra test
+	@$(INSTALL) test
 	@"$$QUIRE_ENV/bin/python" -m pytest tests/e2e
 
 lint: ## check style, types and layers
-	@$(INSTALL) --extra dev
+	@$(INSTALL) dev
 	@"$$QUIRE_ENV/bin/ruff" check .
 	@"$$QUIRE_ENV/bin/ruff" format --check .
 	@"$$QUIRE_ENV/bin/mypy"
@@ -55,7 +56,7 @@ lint: ## check style, types and layers
 	@"$$QUIRE_ENV/bin/lint-imports"
 
 format: ## rewrite the sources in the house style
-	@$(INSTALL) --extra dev
+	@$(INSTALL) dev
 	@"$$QUIRE_ENV/bin/ruff" check --fix .
 	@"$$QUIRE_ENV/bin/ruff" format .
 
