@@ -60,6 +60,10 @@ format: ## rewrite the sources in the house style
 	@"$$QUIRE_ENV/bin/ruff" check --fix .
 	@"$$QUIRE_ENV/bin/ruff" format .
 
+bench: install ## measure what concurrent requests gain with the starter model
+	@"$$QUIRE_ENV/bin/quire" pull starter
+	@"$$QUIRE_ENV/bin/python" benchmarks/concurrency.py --model starter
+
 clean: ## remove the private environment and all caches; models and chats stay
 	@if [ -f "$$QUIRE_ENV/pyvenv.cfg" ]; then rm -rf "$$QUIRE_ENV"; fi
 	@rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
