@@ -194,8 +194,8 @@ def _read_header(reader: _Reader) -> GgufHeader:
 
 def _alignment(reader: _Reader, metadata: dict[str, Any]) -> int:
     alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
-    if type(alignment) is not int or not 0 < alignment <= _MAX_ALIGNMENT or alignment & (alignment - 1):
-        raise reader.broken(f"its alignment {alignment!r} is not a power of two")
+    if type(alignment) is not int or not 8 <= alignment <= _MAX_ALIGNMENT or alignment & (alignment - 1):
+        raise reader.broken(f"its alignment {alignment!r} is not a power of two from 8 on")
     return alignment
 
 

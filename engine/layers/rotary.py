@@ -1,0 +1,119 @@
+"""Rotary position embedding: `RopeConfig`, its inverse frequencies, and the rotation itself.
+
+Su et al. 2021 (https://arxiv.org/abs/2104.09864), in the half-split layout of Hugging Face
+checkpoints.  Angles are computed in float32 from inverse frequencies in float32, as
+transformers does, so that both give the same tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+RopeKind = Literal["default", "linear", "llama3", "yarn", "dynamic", "factors"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeConfig:
+    """How positions become angles; fields after `factor` concern the kind they are named with.
+
+    `original_context` (llama3, yarn) is the length in tokens the model was first trained on.
+    `frequency_factors` (factors) divides each of the head_dim / 2 frequencies, as GGUF files
+    of Llama 3 store it.  `dynamic` equals `default` up to `max_position_embeddings`, which
+    is the most an engine serves.
+    """
+
+    kind: RopeKind
+    theta: float
+    head_dim: int
+    factor: float = 1.0
+    original_context: int = 0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float = 1.0
+    truncate: bool = True
+    frequency_factors: tuple[float, ...] = ()
+
+
+def inverse_frequencies(rope: RopeConfig) -> torch.Tensor:
+    """Radians per position of each rotated pair: float32 [head_dim / 2], on the CPU."""
+    exponents = torch.arange(0, rope.head_dim, 2, dtype=torch.float32, device="cpu") / rope.head_dim
+    base = 1.0 / (rope.theta**exponents)
+    if rope.kind == "linear":
+        return base / rope.factor
+    if rope.kind == "llama3":
+        return _llama3_frequencies(rope, base)
+    if rope.kind == "yarn":
+        return _yarn_frequencies(rope, base)
+    if rope.kind == "factors":
+        return base / torch.tensor(rope.frequency_factors, dtype=torch.float32, device="cpu")
+    return base
+
+
+def _llama3_frequencies(rope: RopeConfig, base: torch.Tensor) -> torch.Tensor:
+    """Keep short wavelengths, stretch long ones by `factor`, and blend between (Llama 3.1 model card)."""
+    wavelength = 2 * math.pi / base
+    span = rope.high_freq_factor - rope.low_freq_factor
+    keep = ((rope.original_context / wavelength - rope.low_freq_factor) / span).clamp(0.0, 1.0)
+    return (1 - keep) * base / rope.factor + keep * base
+
+
+def _yarn_frequencies(rope: RopeConfig, base: torch.Tensor) -> torch.Tensor:
+    """NTK-by-parts of YaRN (https://arxiv.org/abs/2309.00071, section 3.2)."""
+
+    def dimension_of(num_rotations: float) -> float:
+        """The (fractional) pair that turns `num_rotations` times within the original context."""
+        turns = rope.original_context / (num_rotations * 2 * math.pi)
+        return rope.head_dim * math.log(turns) / (2 * math.log(rope.theta))
+
+    low, high = dimension_of(rope.beta_fast), dimension_of(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, rope.head_dim - 1)
+    width = high - low or 0.001  # both ends on one pair: a step instead of a ramp
+    pairs = torch.arange(rope.head_dim // 2, dtype=torch.float32, device="cpu")
+    stretch = ((pairs - low) / width).clamp(0.0, 1.0)
+    return base / rope.factor * stretch + base * (1 - stretch)
+
+
+def yarn_attention_factor(factor: float, mscale: float = 1.0, mscale_all_dim: float = 0.0) -> float:
+    """The temperature YaRN puts on attention, as a scale of cos and sin (paper, section 3.3)."""
+
+    def scale(weight: float) -> float:
+        return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+    return scale(mscale) / scale(mscale_all_dim) if mscale and mscale_all_dim else scale(1.0)
+
+
+class RotaryEmbedding(torch.nn.Module):
+    """Turns positions into the cos and sin that all layers of one step share."""
+
+    def __init__(self, rope: RopeConfig, *, device: torch.device) -> None:
+        super().__init__()
+        self._scale = rope.attention_factor
+        self.inverse_frequencies = torch.nn.Buffer(inverse_frequencies(rope).to(device), persistent=False)
+
+    def forward(self, positions: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        """Positions [T] -> cos and signed sin, each [T, 1, head_dim], for `rotate`."""
+        angles = positions.unsqueeze(1).float() * self.inverse_frequencies
+        cos, sin = angles.cos(), angles.sin()
+        if self._scale != 1.0:
+            cos, sin = cos * self._scale, sin * self._scale
+        cos = torch.cat((cos, cos), dim=1).to(dtype)
+        signed_sin = torch.cat((-sin, sin), dim=1).to(dtype)
+        return cos.unsqueeze(1), signed_sin.unsqueeze(1)
+
+
+def rotate(heads: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor) -> torch.Tensor:
+    """Rotate heads [T, H, head_dim] by `RotaryEmbedding`'s cos and signed sin; returns a new tensor.
+
+    Swapping the halves and negating one is folded into a roll and the sign of sin: three
+    operations, whatever the number of heads.
+    """
+    swapped = heads.roll(heads.shape[-1] // 2, dims=-1)
+    return torch.addcmul(heads * cos, swapped, signed_sin)

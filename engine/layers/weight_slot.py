@@ -1,0 +1,57 @@
+"""`WeightSlot`: where one checkpoint tensor goes.
+
+A layer offers one slot per checkpoint tensor it needs; merged layers offer several slots
+into one parameter.  A model collects the slots of its layers under the checkpoint's
+names, and the loader fills them without knowing how a layer keeps its weight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+import torch
+
+
+class WeightSlot(Protocol):
+    """One tensor's place in a layer; `shape` is the tensor's shape in the checkpoint."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    def load(self, tensor: torch.Tensor) -> None:
+        """Take over `tensor`, of `shape` and any floating dtype, from any device."""
+        ...
+
+
+class CopySlot:
+    """A slot that copies into a parameter, or into a view of one, converting dtype and device."""
+
+    def __init__(self, destination: torch.Tensor) -> None:
+        self._destination = destination.detach()
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self._destination.shape)
+
+    def load(self, tensor: torch.Tensor) -> None:
+        self._destination.copy_(tensor)
+
+
+class SlottedLayer(Protocol):
+    """A layer that can be filled from a checkpoint."""
+
+    def weight_slots(self) -> Iterator[tuple[str, WeightSlot]]:
+        """Checkpoint names, relative to the layer, with their slots."""
+        ...
+
+
+def slots_under(prefix: str, layer: SlottedLayer) -> Iterator[tuple[str, WeightSlot]]:
+    """The slots of `layer` with `prefix` and a dot before their names."""
+    for name, slot in layer.weight_slots():
+        yield f"{prefix}.{name}", slot
+
+
+def empty_parameter(*shape: int, device: torch.device, dtype: torch.dtype) -> torch.nn.Parameter:
+    """An uninitialised parameter that never needs a gradient."""
+    return torch.nn.Parameter(torch.empty(shape, device=device, dtype=dtype), requires_grad=False)
