@@ -6,13 +6,14 @@ StoreError
  ├── UnsupportedFormat   422  the files are whole but hold nothing that can be run
  ├── BrokenFile          422  truncated, lying about its lengths, or not the bytes that were promised
  ├── AccessDenied        403  gated or private on the hub
+ ├── ModelBusy           409  another pull or removal of the same repository is running
  ├── Cancelled           499  the caller asked to stop
  ├── HubUnreachable      503  no endpoint of the model hub answered in time
  ├── DownloadFailed      502  a source answered, but the bytes could not be had
  ├── NotEnoughSpace      507  the data root's disk cannot hold the download
  └── DataRootUnusable    500  the data root is missing, read-only or full
 
-Each message is one sentence that ends with the next step.  This module knows neither HTTP
+Each message is one sentence of the form "what happened; what to do next."  This module knows neither HTTP
 frameworks nor the engine; every module of `store` raises from here, `app` turns them into answers.
 """
 
@@ -30,6 +31,11 @@ class StoreError(Exception):
     def __init__(self, message: str) -> None:
         super().__init__(message)
         self.message = message
+
+    @property
+    def reason(self) -> str:
+        """What happened, without the next step: for a caller that has another way to go on."""
+        return self.message.partition(";")[0].rstrip(".")
 
 
 class InvalidName(StoreError):
@@ -65,6 +71,13 @@ class AccessDenied(StoreError):
 
     status = 403
     code = "access_denied"
+
+
+class ModelBusy(StoreError):
+    """Another pull or removal of the same repository is running."""
+
+    status = 409
+    code = "model_busy"
 
 
 class Cancelled(StoreError):

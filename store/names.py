@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Self
 
-from store.catalog import canonical_alias
+from store import catalog
 from store.errors import InvalidName
 
 MAX_NAME_LENGTH = 512
@@ -176,7 +176,7 @@ def parse_model_name(text: str) -> ModelName:
         raise InvalidName(
             f"{_quoted(text)} is not a model name; use an alias such as smollm2:135m, organisation/name, or a path."
         )
-    return ModelName(kind="alias", text=canonical_alias(alias))
+    return ModelName(kind="alias", text=catalog.canonical_alias(alias))
 
 
 def _looks_like_path(text: str) -> bool:

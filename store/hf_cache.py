@@ -1,0 +1,126 @@
+"""The Hugging Face cache layout, so that other tools find and share what Quire downloads.
+
+    <hub>/models--org--name/blobs/<digest>                     the bytes
+    <hub>/models--org--name/snapshots/<commit>/<file>          a relative symbolic link to a blob
+    <hub>/models--org--name/refs/<revision>                    the commit a branch or tag stood for
+
+On a file system without symbolic links the blob is moved into the snapshot instead, as
+huggingface_hub does.  Knows nothing of where bytes come from; called by `pull` and `models`.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from store.names import CommitId, RepoFile, RepoId, Revision
+
+
+@dataclass(frozen=True, slots=True)
+class RepoCache:
+    """One repository below `hub`."""
+
+    hub: Path
+    repo: RepoId
+
+    @property
+    def directory(self) -> Path:
+        return self.hub / self.repo.folder
+
+    @property
+    def snapshots(self) -> Path:
+        return self.directory / "snapshots"
+
+    def blob(self, blob_name: str) -> Path:
+        return self.directory / "blobs" / blob_name
+
+    def snapshot(self, commit: CommitId) -> Path:
+        return self.snapshots / commit
+
+    def holds(self, commit: CommitId, file: RepoFile, blob_name: str, size_bytes: int) -> bool:
+        """Whether the file is there in full; links it into the snapshot when only its blob was.
+
+        A blob gets its name only after its digest was checked, so the size is enough here.
+        """
+        link = self.snapshot(commit) / file
+        blob = self.blob(blob_name)
+        if _has_size(blob, size_bytes):
+            if not (link.exists() and link.samefile(blob)):
+                self._link(link, blob)
+            return True
+        return not link.is_symlink() and _has_size(link, size_bytes)
+
+    def add(self, verified: Path, commit: CommitId, file: RepoFile, blob_name: str) -> None:
+        """Move a complete, verified file in.  Atomic: a reader sees all of it or nothing."""
+        blob = self.blob(blob_name)
+        blob.parent.mkdir(parents=True, exist_ok=True)
+        _sync(verified)
+        verified.replace(blob)
+        _sync(blob.parent)
+        self._link(self.snapshot(commit) / file, blob)
+
+    def write_ref(self, revision: Revision, commit: CommitId) -> None:
+        ref = self.directory / "refs" / revision
+        ref.parent.mkdir(parents=True, exist_ok=True)
+        temporary = ref.with_name(ref.name + ".new")
+        temporary.write_text(commit, encoding="ascii")
+        temporary.replace(ref)
+
+    def remove_files(self, commit: CommitId, files: list[RepoFile]) -> int:
+        """Remove files from a snapshot, then blobs that no snapshot links to any more; bytes freed."""
+        freed_bytes = 0
+        candidates: set[Path] = set()
+        for file in files:
+            link = self.snapshot(commit) / file
+            if link.is_symlink():
+                # One hop only: newer versions of huggingface_hub share blobs between repositories by a second link.
+                candidates.add(Path(os.path.normpath(link.parent / link.readlink())))
+            elif link.is_file():
+                freed_bytes += link.stat().st_size
+            link.unlink(missing_ok=True)
+        for blob in candidates - self._linked_blobs():
+            if blob.parent == self.blob("x").parent and blob.exists():
+                freed_bytes += blob.lstat().st_size
+                blob.unlink()
+        self._remove_empty_directories()
+        return freed_bytes
+
+    def _linked_blobs(self) -> set[Path]:
+        links = (path for path in self.snapshots.rglob("*") if path.is_symlink())
+        return {Path(os.path.normpath(link.parent / link.readlink())) for link in links}
+
+    def _remove_empty_directories(self) -> None:
+        directories = [path for path in self.snapshots.rglob("*") if path.is_dir() and not path.is_symlink()]
+        for path in sorted(directories, key=lambda path: len(path.parts), reverse=True):
+            if not any(path.iterdir()):
+                path.rmdir()
+        if self.snapshots.is_dir() and not any(self.snapshots.iterdir()):
+            shutil.rmtree(self.directory)
+
+    def _link(self, link: Path, blob: Path) -> None:
+        link.parent.mkdir(parents=True, exist_ok=True)
+        temporary = link.with_name(link.name + ".new")
+        temporary.unlink(missing_ok=True)
+        try:
+            temporary.symlink_to(os.path.relpath(blob, link.parent))
+        except OSError:
+            blob.replace(link)
+            return
+        temporary.replace(link)
+
+
+def _has_size(path: Path, size_bytes: int) -> bool:
+    try:
+        return path.stat().st_size == size_bytes
+    except OSError:
+        return False
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
