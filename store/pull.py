@@ -222,14 +222,17 @@ class _Pull:
         # Partials of other quantisations may wait there to be resumed; then the folder stays.
         with suppress(OSError):
             self._folder(wanted.repo).rmdir()
+        # Plain strings: serialisers refuse subclasses of str.
         manifest = Manifest(
             name=wanted.name,
             reference=wanted.reference,
-            repo=wanted.repo,
-            commit=plan.commit,
+            repo=str(wanted.repo),
+            commit=str(plan.commit),
             source=source,
-            files=tuple(ManifestFile(path, file.blob_name, file.size_bytes or 0) for path, file in plan.files.items()),
-            entry=plan.entry,
+            files=tuple(
+                ManifestFile(str(path), str(file.blob_name), file.size_bytes or 0) for path, file in plan.files.items()
+            ),
+            entry=str(plan.entry) if plan.entry else None,
             modified_at=time.time(),
             license=plan.license,
             sampling_defaults=wanted.sampling_defaults,
