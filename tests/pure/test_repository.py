@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from app.settings import FIELD_NAMES, environment_name
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 PACKAGES = ("app", "engine", "store", "tui")
 TOP_LEVEL_FOLDERS = (*PACKAGES, "packaging", "tests", "benchmarks", "docs")
@@ -60,6 +62,12 @@ def test_importing_leaves_torch_alone(module: str) -> None:
         [sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=False
     )
     assert (found.returncode, found.stdout.strip()) == (0, "[]"), found.stderr
+
+
+def test_the_readme_names_every_setting() -> None:
+    readme = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+    names = [name for field in FIELD_NAMES for name in (field, environment_name(field))]
+    assert [name for name in names if f"`{name}`" not in readme] == []
 
 
 def test_the_layers_hold() -> None:
