@@ -42,11 +42,12 @@ def user_paths() -> UserPaths:
     dirs = platformdirs.PlatformDirs(APP_NAME, appauthor=False)
     config = os.environ.get("QUIRE_CONFIG_DIR")
     state = os.environ.get("QUIRE_STATE_DIR")
+    state_dir = Path(state).expanduser().absolute() if state else dirs.user_state_path
     paths = UserPaths(
         config_dir=Path(config).expanduser().absolute() if config else dirs.user_config_path,
-        state_dir=_under(state, "") or dirs.user_state_path,
-        runtime_dir=_under(state, "run") or dirs.user_runtime_path,
-        data_dir=_under(state, "data") or dirs.user_data_path,
+        state_dir=state_dir,
+        runtime_dir=state_dir / "run" if state else _session_runtime_path() or state_dir / "run",
+        data_dir=state_dir / "data" if state else dirs.user_data_path,
     )
     for path in (paths.config_dir, paths.state_dir, paths.runtime_dir, paths.data_dir):
         try:
@@ -59,8 +60,13 @@ def user_paths() -> UserPaths:
     return paths
 
 
-def _under(parent: str | None, name: str) -> Path | None:
-    return Path(parent).expanduser().absolute() / name if parent else None
+def _session_runtime_path() -> Path | None:
+    """The login session's directory for sockets, where there is one.
+
+    platformdirs would fall back to a shared temporary directory, with a warning on every command.
+    """
+    directory = os.environ.get("XDG_RUNTIME_DIR")
+    return Path(directory, APP_NAME) if directory and os.access(directory, os.W_OK) else None
 
 
 @dataclass(frozen=True, slots=True)
