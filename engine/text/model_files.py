@@ -1,0 +1,39 @@
+"""Read the small JSON files beside a model's weights (tokenizer_config.json and its kind).
+
+Knows that they are JSON objects and nothing about their keys.  Used by the modules of
+`engine.text` that load something from a checkpoint directory.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from engine.api.errors import BrokenCheckpoint
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """Return the JSON object in `path`, or {} where there is no such file.
+
+    Raises BrokenCheckpoint for a file that is not a JSON object in UTF-8.
+    """
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise BrokenCheckpoint(f"{path.name} is not valid JSON ({error}); pull the model again.") from error
+    if not isinstance(value, dict):
+        raise BrokenCheckpoint(f"{path.name} does not hold a JSON object; pull the model again.")
+    return value
+
+
+def read_text_file(path: Path) -> str | None:
+    """Return the text in `path`, or None where there is no such file; raises BrokenCheckpoint unless it is UTF-8."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    except UnicodeDecodeError as error:
+        raise BrokenCheckpoint(f"{path.name} is not UTF-8 text; pull the model again.") from error

@@ -1,0 +1,179 @@
+"""`Tokenizer`: text to token ids and back, the same for Hugging Face directories and GGUF files.
+
+A thin layer over the `tokenizers` library that adds what the library does not know: which
+tokens begin and end a sequence, and the bytes of a single token, from which the detokenizer
+builds text step by step.  Knows no chat templates and no requests.  Used by
+`engine.text.stage`, and by the daemon's tokenize endpoints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import tokenizers
+from tokenizers import AddedToken
+
+from engine.api.errors import BrokenCheckpoint, UnsupportedModel
+from engine.text.gguf_tokenizer import build_gguf_vocabulary
+from engine.text.model_files import read_json_object
+from engine.text.sequence_template import set_sequence_template
+from engine.text.token_bytes import token_decoding
+from store.formats.gguf import read_gguf_header
+
+
+class Tokenizer:
+    """One model's tokenizer; safe to share between threads.
+
+    `eos_token_ids` are all tokens that end an answer; `bos_token` and `eos_token` are the
+    spellings that chat templates write, "" where the model has none.  Token ids outside the
+    vocabulary decode to nothing, since models may pad their output layer.
+    """
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        *,
+        bos_token_id: int | None = None,
+        eos_token_id: int | None = None,
+        eos_token_ids: Sequence[int] = (),
+    ) -> None:
+        decoding = token_decoding(backend)
+        self._backend = backend
+        self._to_bytes = decoding.to_bytes
+        self._bytes_by_id: dict[int, bytes] = {}
+        self.num_stripped_spaces = decoding.num_stripped_spaces
+        self.vocab_size = backend.get_vocab_size(with_added_tokens=True)
+        self.bos_token_id = bos_token_id
+        self.eos_token_ids = tuple(eos_token_ids)
+        self.special_token_ids = frozenset(
+            token_id for token_id, token in backend.get_added_tokens_decoder().items() if token.special
+        )
+        self.bos_token = self._spelling(bos_token_id)
+        self.eos_token = self._spelling(eos_token_id)
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Return the token ids of `text`; special tokens spelled out in it become single ids."""
+        return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Return the text of `token_ids`, with U+FFFD for bytes that are not UTF-8.
+
+        Equal to the `tokenizers` library, save that a run of byte-fallback tokens with one bad
+        byte keeps its good characters, so that text can be given out as it grows.
+        """
+        hidden = self.special_token_ids if skip_special_tokens else frozenset()
+        parts = [self.token_bytes(token_id) for token_id in token_ids if token_id not in hidden]
+        text = b"".join(parts).decode("utf-8", "replace")
+        num_spaces = len(text) - len(text.lstrip(" "))
+        return text[min(num_spaces, self.num_stripped_spaces) :]
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return what one token adds to the text, before any UTF-8 decoding."""
+        cached = self._bytes_by_id.get(token_id)
+        if cached is None:
+            cached = self._to_bytes(self._spelling(token_id))
+            self._bytes_by_id[token_id] = cached
+        return cached
+
+    def token_text(self, token_id: int) -> str:
+        r"""Return one token as text; bytes that are no whole character are written as \xNN."""
+        return self.token_bytes(token_id).decode("utf-8", "backslashreplace")
+
+    def _spelling(self, token_id: int | None) -> str:
+        return "" if token_id is None else self._backend.id_to_token(token_id) or ""
+
+
+def load_tokenizer(model: Path) -> Tokenizer:
+    """Load the tokenizer of a checkpoint directory or a GGUF file.
+
+    Raises UnsupportedModel for a directory without tokenizer.json or a kind of tokenizer that
+    is not implemented, BrokenCheckpoint for files that contradict themselves, and
+    `store.errors.BrokenFile` for a damaged GGUF file.
+    """
+    if model.is_dir():
+        return _load_directory(model)
+    return gguf_tokenizer(read_gguf_header(model).metadata)
+
+
+def gguf_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
+    """Return the tokenizer that the metadata of a GGUF file describes; errors as `load_tokenizer`."""
+    vocabulary = build_gguf_vocabulary(metadata)
+    return Tokenizer(
+        vocabulary.backend,
+        bos_token_id=vocabulary.bos_token_id,
+        eos_token_id=vocabulary.eos_token_id,
+        eos_token_ids=vocabulary.eos_token_ids,
+    )
+
+
+class _AddedTokenEntry(msgspec.Struct, frozen=True):
+    """One value of `added_tokens_decoder`; further keys are ignored."""
+
+    content: str
+    special: bool = False
+    normalized: bool = False
+    lstrip: bool = False
+    rstrip: bool = False
+    single_word: bool = False
+
+
+def _load_directory(model: Path) -> Tokenizer:
+    path = model / "tokenizer.json"
+    if not path.is_file():
+        raise UnsupportedModel(
+            f"{model.name} has no tokenizer.json; add one with transformers "
+            "(AutoTokenizer.from_pretrained(...).save_pretrained(...)) or pull a repository that has it."
+        )
+    try:
+        backend = tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises bare Exception for every kind of bad file
+        raise BrokenCheckpoint(f"tokenizer.json cannot be read ({error}); pull the model again.") from error
+    backend.no_truncation()
+    backend.no_padding()
+    config = read_json_object(model / "tokenizer_config.json")
+    model_config = read_json_object(model / "config.json")
+    _add_configured_tokens(backend, config.get("added_tokens_decoder", {}))
+    bos = _named_token_id(backend, config, "bos_token")
+    eos = _named_token_id(backend, config, "eos_token")
+    if not config:
+        bos = next(iter(_token_ids(model_config.get("bos_token_id"))), None)
+        eos = next(iter(_token_ids(model_config.get("eos_token_id"))), None)
+    if "add_bos_token" in config or "add_eos_token" in config:
+        set_sequence_template(
+            backend, bos if config.get("add_bos_token") else None, eos if config.get("add_eos_token") else None
+        )
+    ends = _token_ids(read_json_object(model / "generation_config.json").get("eos_token_id"))
+    if not ends:
+        ends = [*([] if eos is None else [eos]), *_token_ids(model_config.get("eos_token_id"))]
+    return Tokenizer(backend, bos_token_id=bos, eos_token_id=eos, eos_token_ids=tuple(dict.fromkeys(ends)))
+
+
+def _add_configured_tokens(backend: tokenizers.Tokenizer, entries: object) -> None:
+    """Apply the added tokens of tokenizer_config.json that tokenizer.json does not already mark."""
+    try:
+        configured = msgspec.convert(entries, dict[int, _AddedTokenEntry], str_keys=True)
+    except msgspec.ValidationError as error:
+        raise BrokenCheckpoint(
+            f"added_tokens_decoder of tokenizer_config.json is malformed ({error}); pull the model again."
+        ) from error
+    known = backend.get_added_tokens_decoder()
+    for token_id, entry in sorted(configured.items()):
+        in_backend = known.get(token_id)
+        if in_backend is None or (entry.special and not in_backend.special):
+            token = AddedToken(**msgspec.structs.asdict(entry))
+            backend.add_special_tokens([token]) if entry.special else backend.add_tokens([token])
+
+
+def _named_token_id(backend: tokenizers.Tokenizer, config: dict[str, Any], name: str) -> int | None:
+    token = config.get(name)
+    spelling = token.get("content") if isinstance(token, dict) else token
+    return backend.token_to_id(spelling) if isinstance(spelling, str) else None
+
+
+def _token_ids(value: object) -> list[int]:
+    """Read a config field that is one id, a list of ids, or absent."""
+    values = value if isinstance(value, list) else [value]
+    return [token_id for token_id in values if isinstance(token_id, int) and not isinstance(token_id, bool)]
