@@ -1,0 +1,165 @@
+"""Model management: /api/tags, ps, show, pull, delete, stop, load, shutdown.
+
+Field names follow Ollama's API where it has the same thing.  Long operations answer with
+JSON lines; the store is synchronous and runs in threads.  Translation is in
+`app.translate.admin`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+
+from litestar import Router, delete, get, post
+from litestar.openapi import ResponseSpec
+
+from app.api.body import JsonBody
+from app.api.streaming import EventStream, json_line
+from app.errors import ModelInUse
+from app.residency.supervisor import Supervisor
+from app.schema.admin import (
+    DeletedModel,
+    InstalledModelEntry,
+    InstalledModels,
+    ModelCardDetails,
+    ModelRequest,
+    ProgressLine,
+    RunningModels,
+    ShutdownAnswer,
+    StoppedModel,
+)
+from app.translate.admin import installed_entry, load_line, model_card, pull_line, running_entry
+from store.errors import StoreError
+from store.facts import read_model_facts
+from store.models import InstalledModel, ModelStore
+from store.pull import PullProgress
+
+PullModel = Callable[[str, Callable[[PullProgress], None], Callable[[], bool]], InstalledModel]
+"""`store.pull.pull` with the daemon's data root and hub settings already filled in."""
+
+PROGRESS = {200: ResponseSpec(ProgressLine, description="JSON lines; the last one has the status success.")}
+
+
+@get("/tags")
+async def list_installed(models: ModelStore) -> InstalledModels:
+    """The installed models."""
+
+    def entries() -> tuple[InstalledModelEntry, ...]:
+        return tuple(_installed_entry(model) for model in models.list())
+
+    return InstalledModels(await asyncio.to_thread(entries))
+
+
+@get("/ps")
+async def list_running(supervisor: Supervisor) -> RunningModels:
+    """The models in memory."""
+    return RunningModels(tuple(running_entry(resident) for resident in supervisor.residents))
+
+
+@post("/show", dto=JsonBody, status_code=200)
+async def show_model(data: ModelRequest, models: ModelStore) -> ModelCardDetails:
+    def card() -> ModelCardDetails:
+        installed = models.find(data.model)
+        return model_card(installed, read_model_facts(installed.path))
+
+    return await asyncio.to_thread(card)
+
+
+@post("/pull", dto=JsonBody, status_code=200, responses=PROGRESS)
+async def pull_model(data: ModelRequest, pull: PullModel) -> EventStream:
+    """Download a model; a client that leaves pauses the download."""
+    return _json_lines(_pull_lines(data.model, pull))
+
+
+@post("/load", dto=JsonBody, status_code=200, responses=PROGRESS)
+async def load_model(data: ModelRequest, supervisor: Supervisor) -> EventStream:
+    """Bring a model into memory; ends when it is ready for requests."""
+    return _json_lines(_load_lines(data.model, supervisor))
+
+
+@post("/stop", dto=JsonBody, status_code=200)
+async def stop_model(data: ModelRequest, supervisor: Supervisor) -> StoppedModel:
+    """Take a model out of memory; its open requests end with an error."""
+    return StoppedModel(stopped=await supervisor.stop(data.model))
+
+
+@delete("/delete", dto=JsonBody, status_code=200)
+async def delete_model(data: ModelRequest, models: ModelStore, supervisor: Supervisor) -> DeletedModel:
+    """Delete a model's files; refused while it is in memory."""
+    installed = await asyncio.to_thread(models.find, data.model)
+    if supervisor.is_resident(installed.name):
+        raise ModelInUse(f"{installed.name} is in memory; stop it first with `quire stop {installed.name}`.")
+    return DeletedModel(freed_bytes=await asyncio.to_thread(models.remove, data.model))
+
+
+@post("/shutdown", status_code=202)
+async def shut_down(request_shutdown: Callable[[], None]) -> ShutdownAnswer:
+    """End the daemon after this answer; its workers end with it."""
+    asyncio.get_running_loop().call_soon(request_shutdown)
+    return ShutdownAnswer()
+
+
+def _json_lines(lines: AsyncGenerator[bytes, None]) -> EventStream:
+    return EventStream(lines, media_type="application/x-ndjson", encode_error=json_line)
+
+
+def _installed_entry(model: InstalledModel) -> InstalledModelEntry:
+    try:
+        return installed_entry(model, read_model_facts(model.path))
+    except StoreError:
+        return installed_entry(model, None)
+
+
+async def _load_lines(name: str, supervisor: Supervisor) -> AsyncGenerator[bytes, None]:
+    async with aclosing(supervisor.load(name)) as reports:
+        async for progress in reports:
+            yield json_line(load_line(progress))
+    yield json_line(ProgressLine("success"))
+
+
+async def _pull_lines(name: str, pull: PullModel) -> AsyncGenerator[bytes, None]:
+    """Run the download in a thread of its own: it may take hours, and the shared pool is small."""
+    loop = asyncio.get_running_loop()
+    reports: asyncio.Queue[PullProgress | None] = asyncio.Queue()
+    outcome: asyncio.Future[InstalledModel] = loop.create_future()
+    cancelled = threading.Event()
+
+    def tell(call: Callable[..., object], *arguments: object) -> None:
+        if not cancelled.is_set():
+            loop.call_soon_threadsafe(call, *arguments)
+
+    def run() -> None:
+        try:
+            installed = pull(name, lambda progress: tell(reports.put_nowait, progress), cancelled.is_set)
+        except Exception as error:  # noqa: BLE001  # the edge of a thread: whatever it is belongs to the request
+            tell(outcome.set_exception, error)
+        else:
+            tell(outcome.set_result, installed)
+        tell(reports.put_nowait, None)
+
+    threading.Thread(target=run, name=f"pull {name}", daemon=True).start()
+    try:
+        while (progress := await reports.get()) is not None:
+            yield json_line(pull_line(progress))
+        await outcome
+    finally:
+        cancelled.set()
+    yield json_line(ProgressLine("success"))
+
+
+admin_router = Router(
+    "/api",
+    route_handlers=[
+        list_installed,
+        list_running,
+        show_model,
+        pull_model,
+        load_model,
+        stop_model,
+        delete_model,
+        shut_down,
+    ],
+    tags=["Models"],
+)

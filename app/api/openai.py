@@ -1,0 +1,164 @@
+"""The OpenAI dialect: /v1/chat/completions, /v1/completions, /v1/models.
+
+Routes translate and stream, nothing else: body → `app.translate.openai` → `app.generation` →
+`app.translate.openai_output` → JSON or Server-Sent Events.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from typing import Any
+
+from litestar import Request, Response, Router, get, post
+from litestar.openapi import ResponseSpec
+
+from app.api.body import JsonBody
+from app.api.disconnect import unless_disconnected
+from app.api.streaming import SSE_DONE, SSE_KEEP_ALIVE, EventStream, sse_error, sse_event
+from app.generation import generate
+from app.residency.supervisor import Supervisor
+from app.schema.error import ErrorBody
+from app.schema.openai import ChatCompletion, ChatRequest, Completion, CompletionRequest, ModelCard, ModelList
+from app.settings import Settings
+from app.translate.job import GenerateJob
+from app.translate.openai import chat_job, completion_job
+from app.translate.openai_output import (
+    AnswerHead,
+    chat_chunk,
+    chat_completion,
+    chat_usage_chunk,
+    completion,
+    completion_chunk,
+    completion_usage_chunk,
+)
+from engine.api.output import OutputDelta
+from store.models import InstalledModel, ModelStore
+
+ERRORS = {
+    400: ResponseSpec(ErrorBody, description="The request cannot be served; `param` names the field."),
+    404: ResponseSpec(ErrorBody, description="The model is not installed."),
+    429: ResponseSpec(ErrorBody, description="The model has too many open requests."),
+    503: ResponseSpec(ErrorBody, description="The model's worker ended; the next request starts a fresh one."),
+}
+
+
+@post(
+    "/chat/completions",
+    dto=JsonBody,
+    status_code=200,
+    responses={200: ResponseSpec(ChatCompletion, description="With stream: true, Server-Sent Events."), **ERRORS},
+)
+async def create_chat_completion(
+    data: ChatRequest, request: Request[Any, Any, Any], supervisor: Supervisor, settings: Settings
+) -> Response[Any]:
+    job = chat_job(data, f"chatcmpl-{secrets.token_hex(16)}")
+    head = _head(job)
+    if not data.stream:
+        return Response(chat_completion(head, await _collect(request, supervisor, job)))
+    include_usage = bool(data.stream_options and data.stream_options.include_usage)
+    return _stream(_events(supervisor, job, head, chat_chunk, chat_usage_chunk, include_usage=include_usage), settings)
+
+
+@post(
+    "/completions",
+    dto=JsonBody,
+    status_code=200,
+    responses={200: ResponseSpec(Completion, description="With stream: true, Server-Sent Events."), **ERRORS},
+)
+async def create_completion(
+    data: CompletionRequest, request: Request[Any, Any, Any], supervisor: Supervisor, settings: Settings
+) -> Response[Any]:
+    job = completion_job(data, f"cmpl-{secrets.token_hex(16)}")
+    head = _head(job)
+    if not data.stream:
+        return Response(completion(head, await _collect(request, supervisor, job)))
+    include_usage = bool(data.stream_options and data.stream_options.include_usage)
+    events = _events(supervisor, job, head, completion_chunk, completion_usage_chunk, include_usage=include_usage)
+    return _stream(events, settings)
+
+
+@get("/models")
+async def list_models(models: ModelStore) -> ModelList:
+    """Every installed model; one that is not in memory is loaded when a request names it."""
+    return ModelList(data=tuple(_card(model) for model in await asyncio.to_thread(models.list)))
+
+
+@get("/models/{model_name:path}")
+async def get_model(model_name: str, models: ModelStore) -> ModelCard:
+    return _card(await asyncio.to_thread(models.find, model_name.removeprefix("/")))
+
+
+def _head(job: GenerateJob) -> AnswerHead:
+    return AnswerHead(
+        id=job.prompts[0].request_id,
+        created=int(time.time()),
+        model=job.model,
+        has_logprobs="logprobs" in job.overrides,
+        num_samples=job.num_samples,
+    )
+
+
+def _card(model: InstalledModel) -> ModelCard:
+    return ModelCard(id=model.name, created=int(model.modified_at), owned_by=model.source)
+
+
+async def _collect(
+    request: Request[Any, Any, Any], supervisor: Supervisor, job: GenerateJob
+) -> dict[int, list[OutputDelta]]:
+    """All deltas by choice; a client that leaves aborts the job."""
+
+    async def run() -> dict[int, list[OutputDelta]]:
+        collected: dict[int, list[OutputDelta]] = {}
+        async with aclosing(generate(supervisor, job)) as deltas:
+            async for delta in deltas:
+                collected.setdefault(delta.index, []).append(delta)
+        return collected
+
+    return await unless_disconnected(request.receive, run())
+
+
+async def _events(
+    supervisor: Supervisor,
+    job: GenerateJob,
+    head: AnswerHead,
+    make_chunk: Callable[..., Any],
+    make_usage_chunk: Callable[[AnswerHead, list[OutputDelta]], Any],
+    *,
+    include_usage: bool,
+) -> AsyncGenerator[bytes, None]:
+    """The events of one streamed answer; deltas that carry nothing yet are not sent."""
+    begun: set[int] = set()
+    finished: list[OutputDelta] = []
+    async with aclosing(generate(supervisor, job)) as deltas:
+        async for delta in deltas:
+            if delta.finish_reason is not None:
+                finished.append(delta)
+            elif not delta.text and not delta.logprobs:
+                continue
+            is_first = delta.index not in begun
+            begun.add(delta.index)
+            yield sse_event(make_chunk(head, delta, is_first=is_first, include_usage=include_usage))
+    if include_usage:
+        yield sse_event(make_usage_chunk(head, finished))
+    yield SSE_DONE
+
+
+def _stream(events: AsyncGenerator[bytes, None], settings: Settings) -> EventStream:
+    return EventStream(
+        events,
+        media_type="text/event-stream",
+        encode_error=sse_error,
+        keep_alive=SSE_KEEP_ALIVE,
+        keep_alive_interval_s=settings.keep_alive_interval_s,
+    )
+
+
+openai_router = Router(
+    "/v1",
+    route_handlers=[create_chat_completion, create_completion, list_models, get_model],
+    tags=["OpenAI"],
+)

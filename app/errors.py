@@ -1,0 +1,128 @@
+"""Errors of the daemon itself, and how any error is described to a client.
+
+AppError                    status 500  internal_error
+├─ SettingsError            status 500  invalid_settings       refused before the daemon starts
+├─ StartupError             status 500  startup_failed         port taken, another daemon runs
+├─ BadRequest               status 400  invalid_request        names the field in `param`
+├─ Unauthorized             status 401  invalid_api_key
+├─ NotAllowed               status 403  not_allowed            foreign Host or Origin header
+├─ ModelInUse               status 409  model_in_use
+├─ UnsupportedMediaType     status 415  unsupported_media_type
+├─ QueueFull                status 429  queue_full             carries Retry-After
+└─ ShuttingDown             status 503  shutting_down
+
+`engine.api.errors` and `store.errors` carry `status`, `code` and `message` in the same
+way, so `describe` turns any of them into an `ErrorBody`; anything unforeseen is logged with
+its traceback and answered without.  Knows no web framework: `app.api.error_responses` does.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from app.schema.error import ErrorBody, ErrorDetail
+from engine.api.errors import EngineError
+from store.errors import StoreError
+
+logger = logging.getLogger(__name__)
+
+
+class AppError(Exception):
+    """Base of the daemon's own errors; the message is one sentence that names the next step."""
+
+    status = 500
+    code = "internal_error"
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {}
+
+
+class SettingsError(AppError):
+    """A setting is unknown, has the wrong type, or contradicts another one."""
+
+    code = "invalid_settings"
+
+
+class StartupError(AppError):
+    """The daemon cannot start here."""
+
+    code = "startup_failed"
+
+
+class BadRequest(AppError):
+    """The request body is not what the route takes."""
+
+    status = 400
+    code = "invalid_request"
+
+
+class Unauthorized(AppError):
+    """The API key is missing or wrong."""
+
+    status = 401
+    code = "invalid_api_key"
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"WWW-Authenticate": "Bearer"}
+
+
+class NotAllowed(AppError):
+    """The request comes through a host name or from a web page that this daemon does not serve."""
+
+    status = 403
+    code = "not_allowed"
+
+
+class ModelInUse(AppError):
+    """The model is resident, so its files cannot go."""
+
+    status = 409
+    code = "model_in_use"
+
+
+class UnsupportedMediaType(AppError):
+    """A body that is not JSON."""
+
+    status = 415
+    code = "unsupported_media_type"
+
+
+class QueueFull(AppError):
+    """The model already has as many open requests as `max_queue` allows."""
+
+    status = 429
+    code = "queue_full"
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"Retry-After": "1"}
+
+
+class ShuttingDown(AppError):
+    """The daemon takes no more work because it was told to stop."""
+
+    status = 503
+    code = "shutting_down"
+
+
+def error_body(status: int, message: str, code: str, param: str | None = None) -> ErrorBody:
+    """The body beside an HTTP status, with the `type` that OpenAI clients expect there."""
+    special = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+    kind = special.get(status, "server_error" if status >= 500 else "invalid_request_error")
+    return ErrorBody(ErrorDetail(message=message, type=kind, param=param, code=code))
+
+
+def describe(error: Exception, where: str) -> tuple[int, ErrorBody]:
+    """Status and body for any exception; one that nobody raised on purpose is logged and reveals nothing."""
+    if isinstance(error, (AppError, EngineError, StoreError)):
+        param = getattr(error, "param", None)
+        return error.status, error_body(error.status, error.message, error.code, param)
+    logger.error("Unexpected error in %s", where, exc_info=error)
+    return 500, error_body(500, "Something went wrong inside the daemon; its log has the details.", AppError.code)

@@ -1,0 +1,137 @@
+"""From requests to text: ties a model's text stage to its worker.
+
+`Generator` belongs to one resident model; `generate` is the whole path of a job: find or
+load the model, prepare prompts, submit, turn step outputs into text deltas, and abort what
+is unfinished when the caller stops listening.  Knows no HTTP; called by `app.api`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Protocol
+
+from app.errors import QueueFull
+from app.metrics import Metrics, RequestClock
+from app.residency.worker_client import WorkerClient
+from engine.api.errors import EngineError
+from engine.api.output import OutputDelta, StepOutput
+from engine.api.request import GenerateRequest, Prompt
+
+if TYPE_CHECKING:
+    from app.residency.supervisor import Supervisor
+    from app.translate.job import GenerateJob
+
+_INLINE_PROMPT_CHARS = 2000
+"""Below this, tokenising takes less time than a hop to a thread and back."""
+
+
+class SequenceText(Protocol):
+    """The text of one choice as it grows; `engine.text.stage` has the real one."""
+
+    @property
+    def finished(self) -> bool: ...
+
+    def push(self, output: StepOutput) -> OutputDelta: ...
+
+
+class TextStage(Protocol):
+    """What generation needs of `engine.text.stage.TextStage`."""
+
+    def prepare(self, request: GenerateRequest, next_sequence_id: Callable[[], int]) -> list[Prompt]: ...
+
+    def stream(self, request: GenerateRequest, prompt: Prompt, index: int) -> SequenceText: ...
+
+
+async def generate(supervisor: Supervisor, job: GenerateJob) -> AsyncGenerator[OutputDelta, None]:
+    """All deltas of a job; loads the model first where it is not resident.
+
+    Close it (`contextlib.aclosing`) to abort.  Raises `EngineError`, `StoreError`, `QueueFull`.
+    """
+    resident = await supervisor.acquire(job.model)
+    requests = job.requests(resident.sampling_defaults)
+    async with aclosing(resident.generator.generate(requests)) as deltas:
+        async for delta in deltas:
+            yield delta
+
+
+class Generator:
+    """Runs requests on one worker; at most `max_queue` are open at a time."""
+
+    def __init__(self, model: str, text: TextStage, worker: WorkerClient, metrics: Metrics, max_queue: int) -> None:
+        self._model = model
+        self._text = text
+        self._worker = worker
+        self._metrics = metrics
+        self._max_queue = max_queue
+        self.num_open = 0
+        self.last_used_at = time.monotonic()
+
+    async def generate(self, requests: Sequence[GenerateRequest]) -> AsyncGenerator[OutputDelta, None]:
+        """Deltas of all choices as they come; choice indices run over requests, then samples.
+
+        Ends after every choice had its terminal delta, or raises; either way, and when the
+        caller leaves, nothing stays open in the worker.
+        """
+        if self.num_open >= self._max_queue:
+            raise QueueFull(f"{self._model} already has {self.num_open:,} open requests; try again in a moment.")
+        self.num_open += 1
+        clock = self._metrics.start_request(self._model)
+        texts: dict[int, SequenceText] = {}
+        outcome = "cancelled"
+        try:
+            prepared = await self._prepare(requests)
+            for index, (request, prompt) in enumerate(prepared):
+                texts[prompt.sequence_id] = self._text.stream(request, prompt, index)
+            outputs = self._worker.submit([prompt for _, prompt in prepared])
+            while texts:
+                output = await outputs.get()
+                if output.sequence_id in texts:
+                    yield self._advance(texts, output, clock)
+            clock.finished()
+            outcome = "finished"
+        except Exception:
+            outcome = "error"
+            raise
+        finally:
+            self._worker.abort(texts)
+            self.num_open -= 1
+            self.last_used_at = time.monotonic()
+            if outcome != "finished":
+                clock.failed(outcome)
+
+    def _advance(self, texts: dict[int, SequenceText], output: StepOutput, clock: RequestClock) -> OutputDelta:
+        """Push one step into its choice; forgets the choice when that ends it."""
+        if output.finish_reason in ("error", "abort"):
+            del texts[output.sequence_id]
+            raise self._worker.failure or EngineError(output.error_message or "The engine dropped the request.")
+        if output.token_ids:
+            clock.tokens(output.sequence_id)
+        text = texts[output.sequence_id]
+        delta = text.push(output)
+        if text.finished:
+            del texts[output.sequence_id]
+            clock.choice_finished(delta.finish_reason or "stop")
+            if output.finish_reason is None:
+                # A stop string ended the choice, which the worker cannot know.
+                self._worker.abort((output.sequence_id,))
+        return delta
+
+    async def _prepare(self, requests: Sequence[GenerateRequest]) -> list[tuple[GenerateRequest, Prompt]]:
+        def prepare_all() -> list[tuple[GenerateRequest, Prompt]]:
+            return [
+                (request, prompt)
+                for request in requests
+                for prompt in self._text.prepare(request, self._worker.next_sequence_id)
+            ]
+
+        if sum(_prompt_chars(request) for request in requests) <= _INLINE_PROMPT_CHARS:
+            return prepare_all()
+        return await asyncio.to_thread(prepare_all)
+
+
+def _prompt_chars(request: GenerateRequest) -> int:
+    messages = sum(len(message["content"]) for message in request.messages or ())
+    return messages + len(request.text or "") + len(request.token_ids or ())

@@ -1,0 +1,48 @@
+"""Arithmetic of device memory: who holds what, what a worker may take.  No I/O, no state.
+
+All sizes are in bytes.  Called by `app.residency.supervisor`; the figures come from
+`app.residency.devices` and from what resident workers declared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from engine.api.wire import WorkerFacts
+from store.facts import ModelFacts
+
+SMALLEST_DTYPE_BYTES = 2
+MINIMUM_WORKING_BYTES = 64 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """One device at this moment; `used_bytes` counts every process."""
+
+    device: str
+    total_bytes: int
+    used_bytes: int
+
+
+def declared_bytes(facts: WorkerFacts) -> int:
+    """What a resident worker holds for good: its weights and its whole KV pool, touched or not."""
+    return facts.weight_bytes + facts.num_kv_tokens * facts.kv_bytes_per_token
+
+
+def worker_budget_bytes(memory: DeviceMemory, utilization: float, declared: Iterable[int]) -> int:
+    """What a new worker may take: its share of the total less what others hold; may be negative.
+
+    Our own workers hold what they declared even where the system does not show it yet, and
+    other programs hold what is in use beyond that.
+    """
+    held = max(memory.used_bytes, sum(declared))
+    return int(memory.total_bytes * utilization) - held
+
+
+def least_needed_bytes(facts: ModelFacts, size_bytes: int) -> int:
+    """A lower bound of what the model takes; the worker itself knows the true figure after loading.
+
+    `size_bytes` is that of its files.
+    """
+    return max(size_bytes, SMALLEST_DTYPE_BYTES * (facts.num_parameters or 0)) + MINIMUM_WORKING_BYTES

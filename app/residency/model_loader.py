@@ -1,0 +1,119 @@
+"""Brings one installed model to life: worker process, text stage, generator.
+
+Knows what a resident model consists of, but not which ones stay: that is
+`app.residency.supervisor`, its only caller.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import zmq.asyncio
+
+from app.generation import Generator, TextStage
+from app.metrics import Metrics
+from app.residency.worker_client import OnProgress, WorkerClient
+from app.settings import Settings
+from engine.api.config import EngineConfig
+from engine.api.wire import EngineStats, WorkerFacts
+from engine.text.generation_defaults import load_generation_defaults
+from store.models import InstalledModel
+from store.paths import DataRoot
+
+OpenTextStage = Callable[[Path, WorkerFacts], TextStage]
+
+
+@dataclass(slots=True)
+class ResidentModel:
+    """A loaded model; `seen_stats` is the part of the worker's counters that is already exported."""
+
+    installed: InstalledModel
+    facts: WorkerFacts
+    worker: WorkerClient
+    generator: Generator
+    sampling_defaults: dict[str, float]
+    loaded_at: float
+    seen_stats: EngineStats = field(default_factory=EngineStats)
+
+    @property
+    def name(self) -> str:
+        return self.installed.name
+
+    @property
+    def is_idle(self) -> bool:
+        return self.generator.num_open == 0
+
+
+class ModelLoader:
+    """Starts workers with `worker_command` and one socket each under `runtime_dir`."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        data_root: DataRoot,
+        runtime_dir: Path,
+        metrics: Metrics,
+        *,
+        worker_command: Sequence[str],
+        open_text_stage: OpenTextStage,
+    ) -> None:
+        self._settings = settings
+        self._data_root = data_root
+        self._runtime_dir = runtime_dir
+        self._metrics = metrics
+        self._worker_command = tuple(worker_command)
+        self._open_text_stage = open_text_stage
+        self._context = zmq.asyncio.Context()
+
+    async def load(self, installed: InstalledModel, budget_bytes: int, on_progress: OnProgress) -> ResidentModel:
+        """Start a worker within `budget_bytes` and open the text side; leaves nothing behind on failure."""
+        settings = self._settings
+        worker = WorkerClient(self._context, self._runtime_dir)
+        try:
+            facts = await worker.start(
+                self._worker_command,
+                self._data_root.library_environment(),
+                self._data_root.logs / f"worker-{_file_name(installed.name)}.log",
+                self._engine_config(installed, budget_bytes),
+                timeout_s=settings.worker_start_timeout_s,
+                on_progress=on_progress,
+            )
+            text = await asyncio.to_thread(self._open_text_stage, installed.path, facts)
+            from_files = await asyncio.to_thread(load_generation_defaults, installed.path)
+        except BaseException:
+            await worker.close(settings.worker_stop_timeout_s)
+            raise
+        return ResidentModel(
+            installed=installed,
+            facts=facts,
+            worker=worker,
+            generator=Generator(installed.name, text, worker, self._metrics, settings.max_queue),
+            sampling_defaults={**installed.sampling_defaults, **from_files},
+            loaded_at=time.time(),
+        )
+
+    def close(self) -> None:
+        """Release the socket library; every worker must be closed before."""
+        self._context.destroy(linger=0)
+
+    def _engine_config(self, installed: InstalledModel, budget_bytes: int) -> EngineConfig:
+        settings = self._settings
+        return EngineConfig(
+            model=str(installed.path),
+            device=settings.device,
+            max_model_len=settings.max_model_len,
+            max_num_seqs=settings.max_num_seqs,
+            gpu_memory_utilization=settings.gpu_memory_utilization,
+            memory_budget_bytes=budget_bytes,
+            num_threads=settings.num_threads,
+        )
+
+
+def _file_name(model_name: str) -> str:
+    """A model name as part of a file name; long paths keep their end."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", model_name).strip("-")[-100:]

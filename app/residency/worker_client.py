@@ -1,0 +1,179 @@
+"""`WorkerClient`: the daemon's end of the socket to one worker process.
+
+Starts the process, sends `Start`, and then moves prompts in and step outputs out: outputs
+of one `submit` arrive in one queue.  Knows token ids only.  Whatever ends the worker, each
+sequence that is still open gets exactly one terminal output.  Used by the supervisor
+(life) and by `app.generation` (work).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+import zmq
+import zmq.asyncio
+
+from app.residency.worker_process import WorkerProcess
+from engine.api import wire
+from engine.api.config import EngineConfig
+from engine.api.errors import BrokenCheckpoint, EngineError, InsufficientMemory, UnsupportedModel, WorkerDied
+from engine.api.output import StepOutput
+from engine.api.request import Prompt
+
+logger = logging.getLogger(__name__)
+
+_MAX_SOCKET_PATH_BYTES = 100
+"""Linux allows 107; some is left for the name within the directory."""
+_LAST_FRAMES_S = 0.1
+_FATAL_ERRORS: dict[str, type[EngineError]] = {
+    error.code: error for error in (UnsupportedModel, BrokenCheckpoint, InsufficientMemory)
+}
+
+OnProgress = Callable[[wire.Progress], None]
+
+
+class WorkerClient:
+    """One worker; `failure` is set once it can do no more work."""
+
+    def __init__(self, context: zmq.asyncio.Context, runtime_dir: Path) -> None:
+        self._socket_dir = _socket_directory(runtime_dir)
+        self.endpoint = f"ipc://{self._socket_dir.name}/s"
+        self._socket = context.socket(zmq.PAIR)
+        self._socket.set_hwm(0)
+        self._socket.bind(self.endpoint)
+        self._process: WorkerProcess | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._ready: asyncio.Future[wire.WorkerFacts] = asyncio.get_running_loop().create_future()
+        self._outputs: dict[int, asyncio.Queue[StepOutput]] = {}
+        self._ids = itertools.count(1)
+        self._on_progress: OnProgress = lambda progress: None
+        self.stats = wire.EngineStats()
+        self.failure: EngineError | None = None
+        self.failed = asyncio.Event()
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process is not None else None
+
+    @property
+    def _is_ready(self) -> bool:
+        return self._ready.done() and self._ready.exception() is None
+
+    async def start(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        log_path: Path,
+        config: EngineConfig,
+        *,
+        timeout_s: float,
+        on_progress: OnProgress,
+    ) -> wire.WorkerFacts:
+        """Spawn the worker and wait until it has produced a first token.
+
+        Raises the worker's own error, or `WorkerDied`; the caller must `close` in any case.
+        """
+        self._on_progress = on_progress
+        self._process = await WorkerProcess.spawn([*command, "--connect", self.endpoint], environment, log_path)
+        self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._watch(self._process))]
+        self._send(wire.Start(wire.WIRE_VERSION, config))
+        try:
+            return await asyncio.wait_for(asyncio.shield(self._ready), timeout_s)
+        except TimeoutError:
+            raise WorkerDied(f"The model was not ready within {timeout_s:.0f} s; see {log_path}.") from None
+
+    def next_sequence_id(self) -> int:
+        """A new id, unique for the life of this worker; safe to call from any thread."""
+        return next(self._ids)
+
+    def submit(self, prompts: Sequence[Prompt]) -> asyncio.Queue[StepOutput]:
+        """Send prompts; all their outputs come through the returned queue."""
+        if self.failure is not None:
+            raise self.failure
+        queue: asyncio.Queue[StepOutput] = asyncio.Queue()
+        self._outputs.update((prompt.sequence_id, queue) for prompt in prompts)
+        self._send(wire.Submit(tuple(prompts)))
+        return queue
+
+    def abort(self, sequence_ids: Iterable[int]) -> None:
+        """Drop sequences; nothing more comes for them.  Does not wait, so a cancelled task may call it."""
+        open_ids = tuple(one for one in sequence_ids if self._outputs.pop(one, None) is not None)
+        if open_ids and self.failure is None:
+            self._send(wire.Abort(open_ids))
+
+    async def close(self, timeout_s: float, reason: str = "The model was stopped.") -> None:
+        """End the worker: ask, then terminate, then kill; open sequences end with `reason`."""
+        if self._is_ready and self.failure is None:
+            self._send(wire.Shutdown())
+        self._fail(WorkerDied(reason))
+        if self._process is not None:
+            # While it loads it does not look at the socket, and nobody waits for it any more.
+            await self._process.stop(timeout_s if self._is_ready else 0.0, timeout_s)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._socket.close(linger=0)
+        self._socket_dir.cleanup()
+
+    def _send(self, frame: wire.ToWorker) -> None:
+        # PAIR without a high-water mark: the frame is queued in libzmq at once, so the future
+        # that pyzmq returns needs no waiting for.
+        self._socket.send(wire.encode(frame))
+
+    async def _read(self) -> None:
+        while True:
+            self._dispatch(wire.decode_from_worker(await self._socket.recv()))
+
+    def _dispatch(self, frame: wire.FromWorker) -> None:
+        match frame:
+            case wire.Steps():
+                self.stats = frame.stats
+                for output in frame.outputs:
+                    self._deliver(output)
+            case wire.Progress():
+                self._on_progress(frame)
+            case wire.Ready():
+                if not self._ready.done():
+                    self._ready.set_result(frame.facts)
+            case wire.Fatal():
+                self._fail(_FATAL_ERRORS.get(frame.code, EngineError)(frame.message))
+
+    def _deliver(self, output: StepOutput) -> None:
+        is_terminal = output.finish_reason is not None
+        queue = self._outputs.pop(output.sequence_id, None) if is_terminal else self._outputs.get(output.sequence_id)
+        if queue is not None:
+            queue.put_nowait(output)
+
+    async def _watch(self, process: WorkerProcess) -> None:
+        ending = await process.wait()
+        # Its last frames, a `Fatal` above all, may still be on their way through the socket.
+        await asyncio.sleep(_LAST_FRAMES_S)
+        if self.failure is None:
+            logger.error("Worker %d ended unexpectedly (%s); its log: %s", process.pid, ending, process.log_path)
+        self._fail(WorkerDied(f"The model's worker process ended ({ending}); try again, and see {process.log_path}."))
+
+    def _fail(self, error: EngineError) -> None:
+        """End everything that is open with `error`; the first call decides."""
+        if self.failure is not None:
+            return
+        self.failure = error
+        self.failed.set()
+        if not self._ready.done():
+            self._ready.set_exception(error)
+            self._ready.exception()
+        for sequence_id in tuple(self._outputs):
+            self._deliver(StepOutput(sequence_id, finish_reason="error", error_message=error.message))
+
+
+def _socket_directory(runtime_dir: Path) -> tempfile.TemporaryDirectory[str]:
+    """A private directory whose path is short enough for a UNIX socket."""
+    directory = tempfile.TemporaryDirectory(prefix="w", dir=runtime_dir)
+    if len(directory.name.encode()) < _MAX_SOCKET_PATH_BYTES:
+        return directory
+    directory.cleanup()
+    return tempfile.TemporaryDirectory(prefix="quire-")

@@ -1,0 +1,126 @@
+"""Bodies of the daemon's own routes: model management, health, version.  msgspec structs, no behaviour.
+
+Field names are Ollama's where it has the same thing; sizes are in bytes.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class ModelRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Body of every route that is about one model."""
+
+    model: str
+
+
+class ModelDetails(msgspec.Struct, frozen=True, kw_only=True):
+    """Facts read from the model's files; None where they do not say."""
+
+    format: str
+    family: str
+    parameter_size: str
+    quantization_level: str
+    num_parameters: int
+    context_length: int | None = None
+    embedding_length: int | None = None
+    num_layers: int | None = None
+
+
+class InstalledModelEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """`details` is None for a model whose files cannot be read; `modified_at` is RFC 3339."""
+
+    name: str
+    model: str
+    modified_at: str
+    size: int
+    digest: str
+    source: str
+    details: ModelDetails | None = None
+
+
+class InstalledModels(msgspec.Struct, frozen=True):
+    models: tuple[InstalledModelEntry, ...]
+
+
+class RunningModelEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """`size` is weights plus KV pool, `size_vram` the part of it on a GPU; `loaded_at` is RFC 3339.
+
+    `kv_cache_tokens` is the size of the pool and `kv_cache_usage` the share of it in use, 0 to 1.
+    """
+
+    name: str
+    model: str
+    size: int
+    size_vram: int
+    digest: str
+    context_length: int
+    device: str
+    dtype: str
+    architecture: str
+    loaded_at: str
+    pid: int | None
+    num_requests: int
+    kv_cache_tokens: int
+    kv_cache_usage: float
+    notes: tuple[str, ...] = ()
+
+
+class RunningModels(msgspec.Struct, frozen=True):
+    models: tuple[RunningModelEntry, ...]
+
+
+class ModelCardDetails(msgspec.Struct, frozen=True, kw_only=True):
+    """Answer of POST /api/show."""
+
+    name: str
+    model: str
+    path: str
+    source: str
+    digest: str
+    size: int
+    modified_at: str
+    license: str | None
+    has_chat_template: bool
+    sampling_defaults: dict[str, float]
+    details: ModelDetails
+    capabilities: tuple[str, ...] = ("completion",)
+
+
+class DeletedModel(msgspec.Struct, frozen=True):
+    freed_bytes: int
+
+
+class StoppedModel(msgspec.Struct, frozen=True):
+    """`stopped` is false when the model was not in memory."""
+
+    stopped: bool
+
+
+class ShutdownAnswer(msgspec.Struct, frozen=True):
+    status: str = "stopping"
+
+
+class ProgressLine(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One line of a streamed answer; the last one has the status "success"."""
+
+    status: str
+    file: str | None = None
+    total: int = 0
+    completed: int = 0
+
+
+class HealthModel(msgspec.Struct, frozen=True):
+    """`state` is "ready" or "loading"."""
+
+    name: str
+    state: str
+
+
+class Health(msgspec.Struct, frozen=True):
+    models: tuple[HealthModel, ...]
+    status: str = "ok"
+
+
+class Version(msgspec.Struct, frozen=True):
+    version: str

@@ -1,0 +1,197 @@
+"""The daemon's composition root: builds every part, wires the routes, and serves them.
+
+`create_app` makes the Litestar application; `serve` runs it under uvicorn as the only daemon
+of this user's state directory.  Importing this module loads no torch: models run in worker
+processes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvicorn
+from litestar import Litestar
+from litestar.di import Provide
+from litestar.middleware import DefineMiddleware
+from litestar.openapi import OpenAPIConfig
+
+from app.api.admin import PullModel, admin_router
+from app.api.error_responses import EXCEPTION_HANDLERS
+from app.api.health import daemon_routes
+from app.api.openai import openai_router
+from app.errors import StartupError
+from app.host_guard import HostGuard
+from app.instance import single_instance, write_record
+from app.log_format import configure_logging
+from app.metrics import Metrics
+from app.residency.devices import measure
+from app.residency.memory import DeviceMemory
+from app.residency.model_loader import ModelLoader, OpenTextStage
+from app.residency.supervisor import Supervisor
+from app.settings import Settings
+from app.throughput_log import log_throughput
+from app.version import VERSION
+from engine.api.wire import WorkerFacts
+from engine.text.stage import TextStage
+from store.facts import ModelFacts, read_model_facts
+from store.hub_settings import HubSettings, stored_token
+from store.models import ModelStore
+from store.paths import DataRoot, user_paths
+from store.pull import pull
+
+logger = logging.getLogger(__name__)
+
+WORKER_COMMAND = (sys.executable, "-P", "-m", "engine.worker")
+SHUTDOWN_GRACE_S = 3
+"""How long open answers may go on after a shutdown was asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What the daemon takes from elsewhere; tests put fakes in place of single parts."""
+
+    data_root: DataRoot
+    pull: PullModel
+    runtime_dir: Path
+    worker_command: tuple[str, ...] = WORKER_COMMAND
+    open_text_stage: OpenTextStage = lambda path, facts: open_text_stage(path, facts)
+    read_facts: Callable[[Path], ModelFacts] = read_model_facts
+    measure_memory: Callable[[str], DeviceMemory] = measure
+
+
+def open_text_stage(path: Path, facts: WorkerFacts) -> TextStage:
+    """The text side of a model whose worker reported `facts`."""
+    return TextStage.open(path, max_model_len=facts.max_model_len, vocab_size=facts.vocab_size)
+
+
+def real_parts(settings: Settings) -> Parts:
+    """Raises `DataRootUnusable`."""
+    data_root = DataRoot.open(settings.data_root)
+    hub = HubSettings(
+        endpoints=settings.hub_endpoints, offline=settings.hub_offline, token=settings.hub_token or stored_token()
+    )
+    return Parts(
+        data_root=data_root,
+        pull=lambda name, on_progress, is_cancelled: pull(name, data_root, hub, on_progress, is_cancelled),
+        runtime_dir=user_paths().runtime_dir,
+    )
+
+
+def create_app(
+    settings: Settings,
+    parts: Parts | None = None,
+    *,
+    request_shutdown: Callable[[], None] = lambda: None,
+) -> Litestar:
+    """The application; `request_shutdown` is what POST /api/shutdown calls."""
+    parts = real_parts(settings) if parts is None else parts
+    models = ModelStore(parts.data_root)
+    metrics = Metrics()
+
+    @asynccontextmanager
+    async def lifespan(app: Litestar) -> AsyncIterator[None]:
+        supervisor = _supervisor(settings, parts, models, metrics)
+        app.state.supervisor = supervisor
+        logging_task = asyncio.create_task(log_throughput(supervisor))
+        try:
+            yield
+        finally:
+            logging_task.cancel()
+            await supervisor.close()
+
+    return Litestar(
+        route_handlers=[openai_router, admin_router, *daemon_routes],
+        dependencies={
+            "settings": _constant(settings),
+            "models": _constant(models),
+            "instruments": _constant(metrics),
+            "pull": _constant(parts.pull),
+            "request_shutdown": _constant(request_shutdown),
+            "supervisor": Provide(lambda state: state.supervisor, sync_to_thread=False),
+        },
+        exception_handlers=EXCEPTION_HANDLERS,
+        lifespan=[lifespan],
+        logging_config=None,
+        middleware=[
+            DefineMiddleware(HostGuard, api_key=settings.api_key, allowed_hosts=settings.allowed_hosts),
+        ],
+        openapi_config=OpenAPIConfig(title="Quire", version=VERSION, path="/schema"),
+        request_max_body_size=settings.request_body_limit_bytes,
+    )
+
+
+def serve(settings: Settings, parts: Parts | None = None) -> None:
+    """Run the daemon until it is told to stop.
+
+    Raises `StartupError` if another one runs here or the port is taken, `DataRootUnusable`.
+    """
+    configure_logging(settings.log_level)
+    state_dir = user_paths().state_dir
+    with single_instance(state_dir), _listen(settings) as listener:
+        server = uvicorn.Server(
+            uvicorn.Config(
+                create_app(settings, parts, request_shutdown=lambda: setattr(server, "should_exit", True)),
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                lifespan="on",
+                timeout_graceful_shutdown=SHUTDOWN_GRACE_S,
+            )
+        )
+        host, port = listener.getsockname()[:2]
+        write_record(state_dir, host, port)
+        logger.info("Quire %s listens on http://%s:%d", VERSION, settings.host, port)
+        server.run(sockets=[listener])
+        logger.info("Stopped")
+
+
+def _supervisor(settings: Settings, parts: Parts, models: ModelStore, metrics: Metrics) -> Supervisor:
+    loader = ModelLoader(
+        settings,
+        parts.data_root,
+        parts.runtime_dir,
+        metrics,
+        worker_command=parts.worker_command,
+        open_text_stage=parts.open_text_stage,
+    )
+    return Supervisor(
+        settings,
+        loader,
+        metrics,
+        find_model=models.find,
+        read_facts=parts.read_facts,
+        measure_memory=parts.measure_memory,
+    )
+
+
+def _constant(value: object) -> Provide:
+    return Provide(functools.partial(_return, value), sync_to_thread=False)
+
+
+def _return(value: object) -> object:
+    return value
+
+
+def _listen(settings: Settings) -> socket.socket:
+    """Bind before anything else starts, so that a taken port is one sentence and not a log of errors."""
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((settings.host, settings.port))
+    except OSError as error:
+        listener.close()
+        reason = (error.strerror or str(error)).lower()
+        raise StartupError(
+            f"Cannot listen on {settings.host} port {settings.port}: {reason}; choose another port with --port or "
+            "QUIRE_PORT, or end the program that uses it."
+        ) from error
+    return listener

@@ -1,0 +1,98 @@
+"""Store and engine values → bodies of the admin routes: pure functions.  Called by `app.api.admin`."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from app.metrics import kv_usage
+from app.residency.memory import declared_bytes
+from app.residency.model_loader import ResidentModel
+from app.schema.admin import InstalledModelEntry, ModelCardDetails, ModelDetails, ProgressLine, RunningModelEntry
+from engine.api.wire import Progress
+from store.facts import ModelFacts
+from store.models import InstalledModel
+from store.pull import PullProgress
+
+
+def model_details(installed: InstalledModel, facts: ModelFacts) -> ModelDetails:
+    return ModelDetails(
+        format="gguf" if installed.path.suffix == ".gguf" else "safetensors",
+        family=facts.architecture,
+        parameter_size=short_count(facts.num_parameters),
+        quantization_level=facts.quantization,
+        num_parameters=facts.num_parameters,
+        context_length=facts.context_length,
+        embedding_length=facts.embedding_length,
+        num_layers=facts.num_layers,
+    )
+
+
+def installed_entry(installed: InstalledModel, facts: ModelFacts | None) -> InstalledModelEntry:
+    return InstalledModelEntry(
+        name=installed.name,
+        model=installed.name,
+        modified_at=rfc3339(installed.modified_at),
+        size=installed.size_bytes,
+        digest=installed.digest,
+        source=installed.source,
+        details=None if facts is None else model_details(installed, facts),
+    )
+
+
+def running_entry(resident: ResidentModel) -> RunningModelEntry:
+    facts = resident.facts
+    size_bytes = declared_bytes(facts)
+    return RunningModelEntry(
+        name=resident.name,
+        model=resident.name,
+        size=size_bytes,
+        size_vram=0 if facts.device.startswith("cpu") else size_bytes,
+        digest=resident.installed.digest,
+        context_length=facts.max_model_len,
+        device=facts.device,
+        dtype=facts.dtype,
+        architecture=facts.architecture,
+        loaded_at=rfc3339(resident.loaded_at),
+        pid=resident.worker.pid,
+        num_requests=resident.generator.num_open,
+        kv_cache_tokens=facts.num_kv_tokens,
+        kv_cache_usage=round(kv_usage(resident.worker.stats), 4),
+        notes=facts.notes,
+    )
+
+
+def model_card(installed: InstalledModel, facts: ModelFacts) -> ModelCardDetails:
+    return ModelCardDetails(
+        name=installed.name,
+        model=installed.name,
+        path=str(installed.path),
+        source=installed.source,
+        digest=installed.digest,
+        size=installed.size_bytes,
+        modified_at=rfc3339(installed.modified_at),
+        license=installed.license or facts.license,
+        has_chat_template=facts.has_chat_template,
+        sampling_defaults=installed.sampling_defaults,
+        details=model_details(installed, facts),
+    )
+
+
+def pull_line(progress: PullProgress) -> ProgressLine:
+    return ProgressLine(progress.status, progress.file, progress.total_bytes, progress.done_bytes)
+
+
+def load_line(progress: Progress) -> ProgressLine:
+    return ProgressLine(progress.stage, None, progress.total, progress.done)
+
+
+def rfc3339(seconds: float) -> str:
+    """Seconds since the epoch as UTC, to the second."""
+    return datetime.fromtimestamp(int(seconds), UTC).isoformat().replace("+00:00", "Z")
+
+
+def short_count(number: int) -> str:
+    """134515008 → "134.5M"."""
+    for limit, unit in ((10**9, "B"), (10**6, "M"), (10**3, "K")):
+        if number >= limit:
+            return f"{number / limit:.1f}{unit}"
+    return str(number)
