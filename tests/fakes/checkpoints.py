@@ -40,7 +40,10 @@ _SIZES: dict[str, Any] = {
     "pad_token_id": None,
 }
 _FAMILY_SIZES: dict[str, dict[str, Any]] = {"llama": {}, "qwen2": {}, "qwen3": {"head_dim": 32}}
-_CORPUS = "the quick brown fox jumps over the lazy dog and then the dog thinks about the answer in the end "
+_CORPUS = (
+    "the quick brown fox jumps over the lazy dog and then the dog thinks about the answer in the end, "
+    "while every question waits for something better to come along "
+)
 
 
 def write_hf_checkpoint(
@@ -173,7 +176,7 @@ def _add_tensor(
 
 def _llama3_factors(config: dict[str, Any]) -> np.ndarray:
     """What llama.cpp stores for Llama 3 rope scaling: the default frequencies over the scaled ones."""
-    hf_config = transformers.AutoConfig.for_model("llama", **config)
+    hf_config = transformers.LlamaConfig.from_dict(config)
     scaled, _ = transformers.modeling_rope_utils.ROPE_INIT_FUNCTIONS["llama3"](hf_config)
     exponents = torch.arange(0, _head_dim(config), 2).float() / _head_dim(config)
     factors: np.ndarray = (1.0 / config["rope_parameters"]["rope_theta"] ** exponents / scaled).numpy()
