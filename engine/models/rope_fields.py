@@ -7,6 +7,7 @@ use the new spelling, with the rope type "factors" of our own for stored frequen
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, get_args
 
@@ -84,9 +85,13 @@ def _read_yarn(rope: ConfigFields, theta: float, head_dim: int, max_position_emb
     )
 
 
+def _is_positive(value: object) -> bool:
+    return isinstance(value, int | float) and 0 < value < math.inf
+
+
 def _read_factors(section: Mapping[str, Any], theta: float, head_dim: int) -> RopeConfig:
     factors = section.get("frequency_factors")
-    if not isinstance(factors, list | tuple) or len(factors) != head_dim // 2:
+    if not isinstance(factors, list | tuple) or len(factors) != head_dim // 2 or not all(map(_is_positive, factors)):
         raise BrokenCheckpoint(
             f"The rope frequency factors are not {head_dim // 2} positive numbers; pull the model again."
         )
