@@ -44,7 +44,7 @@ class RetryPolicy:
     stall_timeout_s: float = 30.0
 
     def delay_s(self, failures: int) -> float:
-        return min(self.max_delay_s, self.first_delay_s * 2.0 ** (failures - 1))
+        return min(self.max_delay_s, self.first_delay_s * 2.0 ** max(failures - 1, 0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +143,7 @@ class Downloader:
             try:
                 return attempt()
             except (httpx.TransportError, _Interrupted) as error:
-                failures = 1 if progress() > before else failures + 1
+                failures = 0 if progress() > before else failures + 1
                 self._pause(file, failures, error)
 
     def _ask_identity(self, file: RemoteFile) -> RemoteFile:

@@ -35,17 +35,20 @@ class Reporter:
     def __init__(self, on_progress: ProgressCallback, is_cancelled: CancelCheck) -> None:
         self._on_progress = on_progress
         self._is_cancelled = is_cancelled
-        self._reported_at = float("-inf")
+        self._reported_at = 0.0
+        self._counting: tuple[str, str] | None = None
 
     def say(self, status: str) -> None:
         self._on_progress(PullProgress(status=status))
 
     def count(self, status: str, file: str, done_bytes: int, total_bytes: int) -> None:
-        """Report bytes; all but the last report of a file may be dropped."""
+        """Report bytes; reports between a file's first and last may be dropped."""
         now = time.monotonic()
-        if done_bytes < total_bytes and now - self._reported_at < _MIN_INTERVAL_S:
+        is_new = self._counting != (status, file)
+        if not is_new and done_bytes < total_bytes and now - self._reported_at < _MIN_INTERVAL_S:
             return
         self._reported_at = now
+        self._counting = (status, file)
         self._on_progress(PullProgress(status=status, file=file, total_bytes=total_bytes, done_bytes=done_bytes))
 
     def raise_if_cancelled(self) -> None:
