@@ -14,6 +14,7 @@ import socket
 from collections.abc import Iterable
 from urllib.parse import urlsplit
 
+from litestar.enums import ScopeType
 from litestar.types import ASGIApp, Receive, Scope, Send
 
 from app.errors import NotAllowed, Unauthorized
@@ -71,7 +72,7 @@ class HostGuard:
         self._allowed_hosts = frozenset(host.lower() for host in allowed_hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
+        if scope["type"] == ScopeType.HTTP:
             headers = {name.lower(): value.decode("latin-1") for name, value in scope["headers"]}
             self._check_names(headers)
             self._check_key(headers)

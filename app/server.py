@@ -8,14 +8,15 @@ processes.
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
+import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 from litestar import Litestar
@@ -54,6 +55,11 @@ SHUTDOWN_GRACE_S = 3
 """How long open answers may go on after a shutdown was asked for."""
 
 
+def _open_text_stage(path: Path, facts: WorkerFacts) -> TextStage:
+    """The text side of a model whose worker reported `facts`."""
+    return TextStage.open(path, max_model_len=facts.max_model_len, vocab_size=facts.vocab_size)
+
+
 @dataclass(frozen=True, slots=True)
 class Parts:
     """What the daemon takes from elsewhere; tests put fakes in place of single parts."""
@@ -62,14 +68,9 @@ class Parts:
     pull: PullModel
     runtime_dir: Path
     worker_command: tuple[str, ...] = WORKER_COMMAND
-    open_text_stage: OpenTextStage = lambda path, facts: open_text_stage(path, facts)
+    open_text_stage: OpenTextStage = _open_text_stage
     read_facts: Callable[[Path], ModelFacts] = read_model_facts
     measure_memory: Callable[[str], DeviceMemory] = measure
-
-
-def open_text_stage(path: Path, facts: WorkerFacts) -> TextStage:
-    """The text side of a model whose worker reported `facts`."""
-    return TextStage.open(path, max_model_len=facts.max_model_len, vocab_size=facts.vocab_size)
 
 
 def real_parts(settings: Settings) -> Parts:
@@ -95,11 +96,10 @@ def create_app(
     parts = real_parts(settings) if parts is None else parts
     models = ModelStore(parts.data_root)
     metrics = Metrics()
+    supervisor = _supervisor(settings, parts, models, metrics)
 
     @asynccontextmanager
-    async def lifespan(app: Litestar) -> AsyncIterator[None]:
-        supervisor = _supervisor(settings, parts, models, metrics)
-        app.state.supervisor = supervisor
+    async def lifespan(_app: Litestar) -> AsyncIterator[None]:
         logging_task = asyncio.create_task(log_throughput(supervisor))
         try:
             yield
@@ -115,7 +115,7 @@ def create_app(
             "instruments": _constant(metrics),
             "pull": _constant(parts.pull),
             "request_shutdown": _constant(request_shutdown),
-            "supervisor": Provide(lambda state: state.supervisor, sync_to_thread=False),
+            "supervisor": _constant(supervisor),
         },
         exception_handlers=EXCEPTION_HANDLERS,
         lifespan=[lifespan],
@@ -148,6 +148,9 @@ def serve(settings: Settings, parts: Parts | None = None) -> None:
         )
         host, port = listener.getsockname()[:2]
         write_record(state_dir, host, port)
+        # uvicorn raises the signal that ended it once more; the default action would skip what follows.
+        for ending in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(ending, lambda *_: None)
         logger.info("Quire %s listens on http://%s:%d", VERSION, settings.host, port)
         server.run(sockets=[listener])
         logger.info("Stopped")
@@ -172,12 +175,11 @@ def _supervisor(settings: Settings, parts: Parts, models: ModelStore, metrics: M
     )
 
 
-def _constant(value: object) -> Provide:
-    return Provide(functools.partial(_return, value), sync_to_thread=False)
+def _constant(value: Any) -> Provide:
+    def provide() -> Any:
+        return value
 
-
-def _return(value: object) -> object:
-    return value
+    return Provide(provide, sync_to_thread=False)
 
 
 def _listen(settings: Settings) -> socket.socket:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pynvml
@@ -47,7 +48,7 @@ def _measure_gpu(ordinal: int) -> DeviceMemory | None:
         pynvml.nvmlShutdown()
 
 
-def _visible_gpu(ordinal: int) -> object | None:
+def _visible_gpu(ordinal: int) -> Any:
     """NVML counts all GPUs; CUDA only those of CUDA_VISIBLE_DEVICES, in that order."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:

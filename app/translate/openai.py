@@ -66,13 +66,15 @@ def chat_job(body: ChatRequest, request_id: str) -> GenerateJob:
     _refuse_unsupported(body)
     if not body.messages:
         raise InvalidParameter("messages", "messages must hold at least one message.")
+    if body.add_special_tokens:
+        raise InvalidParameter("add_special_tokens", "The chat template writes special tokens itself; leave it out.")
     if body.top_logprobs is not None and not body.logprobs:
         raise InvalidParameter("top_logprobs", "top_logprobs needs logprobs to be true.")
     prompt = GenerateRequest(
         request_id=request_id,
         sampling=SamplingParams(),
         messages=tuple(_template_message(message, index) for index, message in enumerate(body.messages)),
-        add_special_tokens=bool(body.add_special_tokens),
+        add_special_tokens=False,
         chat_template_kwargs=body.chat_template_kwargs or {},
         prompt_param="messages",
     )
@@ -151,9 +153,8 @@ def _template_message(message: ChatMessage, index: int) -> dict[str, Any]:
     """
     for name in ("tool_calls", "function_call", "refusal", "annotations", "audio"):
         if getattr(message, name) not in (None, []):
-            raise InvalidParameter(
-                f"messages[{index}].{name}", f"{name} in a message is not supported by this version."
-            )
+            param = f"messages[{index}].{name}"
+            raise InvalidParameter(param, f"{param} is not supported by this version; leave it out.")
     if message.content is None and message.role != "assistant":
         raise InvalidParameter(f"messages[{index}].content", f"A {message.role} message needs content.")
     if message.content is None or isinstance(message.content, str):
