@@ -163,7 +163,7 @@ class _Pull:
 
     def _from_hub(self, wanted: _WantedModel) -> InstalledModel:
         self._reporter.say(f"looking for {wanted.repo} on the model hub")
-        endpoint = hub_source.reachable_endpoint(self._hub.endpoints)
+        endpoint = hub_source.reachable_endpoint(self._hub.endpoints, wanted.repo)
         self._reporter.raise_if_cancelled()
         with Downloader(
             self._reporter, token=self._hub.token, token_origin=endpoint, policy=self._policy

@@ -41,11 +41,14 @@ class RepoListing:
     license: str | None
 
 
-def reachable_endpoint(endpoints: tuple[str, ...], timeout_s: float = PROBE_TIMEOUT_S) -> str:
-    """The first endpoint that answers a request within `timeout_s`.  Raises HubUnreachable naming all that did not."""
+def reachable_endpoint(endpoints: tuple[str, ...], repo: RepoId, timeout_s: float = PROBE_TIMEOUT_S) -> str:
+    """The first endpoint that answers anything about `repo` within `timeout_s`; "not found" is an answer too.
+
+    Raises HubUnreachable naming every endpoint that did not.
+    """
     failures: list[str] = []
     for endpoint in endpoints:
-        failure = _probe(endpoint, timeout_s)
+        failure = _probe(f"{endpoint}/api/models/{repo}", timeout_s)
         if failure is None:
             return endpoint
         failures.append(f"{endpoint} {failure}")
@@ -53,24 +56,24 @@ def reachable_endpoint(endpoints: tuple[str, ...], timeout_s: float = PROBE_TIME
     raise HubUnreachable(f"The model hub cannot be reached: {tried}; {HOW_TO_CHANGE_ENDPOINT}.")
 
 
-def _probe(endpoint: str, timeout_s: float) -> str | None:
-    """Why `endpoint` cannot be used, or None.
+def _probe(url: str, timeout_s: float) -> str | None:
+    """Why nobody answers at `url`, or None.
 
     A thread of its own keeps the deadline: timeouts of an HTTP client count per address and per
     read, and cover no name resolution at all, which alone may take 20 s where DNS is filtered.
     """
     answer: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-    threading.Thread(target=lambda: answer.put(_ask(endpoint, timeout_s)), name="hub-probe", daemon=True).start()
+    threading.Thread(target=lambda: answer.put(_ask(url, timeout_s)), name="hub-probe", daemon=True).start()
     try:
         return answer.get(timeout=timeout_s)
     except queue.Empty:
         return f"did not answer within {timeout_s:g} s"
 
 
-def _ask(endpoint: str, timeout_s: float) -> str | None:
+def _ask(url: str, timeout_s: float) -> str | None:
     try:
         with httpx.Client(timeout=timeout_s, follow_redirects=False) as client:
-            status = client.head(f"{endpoint}/api/models").status_code
+            status = client.head(url).status_code
     except httpx.TimeoutException:
         return f"did not answer within {timeout_s:g} s"
     except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as error:

@@ -145,7 +145,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif match := _RESOLVE.match(target):
             self._file(match[1], match[2], match[3], with_body=with_body)
         else:
-            self._send(200 if target.startswith("/api/models") else 404, b"")
+            self._send(404, b"")
 
     def _stall(self) -> None:
         self.server.hub.stalled.set()

@@ -24,14 +24,14 @@ def hub() -> Iterator[FakeHub]:
 
 
 def test_the_first_endpoint_that_answers_is_used(hub: FakeHub) -> None:
-    assert reachable_endpoint((unused_endpoint(), hub.endpoint), timeout_s=2) == hub.endpoint
+    assert reachable_endpoint((unused_endpoint(), hub.endpoint), REPO, timeout_s=2) == hub.endpoint
 
 
 def test_unreachable_endpoints_are_all_named(hub: FakeHub) -> None:
     hub.faults.stall_everything = True
     dead = unused_endpoint()
     with pytest.raises(HubUnreachable) as caught:
-        reachable_endpoint((dead, hub.endpoint), timeout_s=0.2)
+        reachable_endpoint((dead, hub.endpoint), REPO, timeout_s=0.2)
     message = caught.value.message
     assert dead in message
     assert f"{hub.endpoint} did not answer within 0.2 s" in message
@@ -47,14 +47,14 @@ def test_a_name_server_that_hangs_does_not_hold_the_probe(monkeypatch: pytest.Mo
 
     monkeypatch.setattr("socket.getaddrinfo", hang)
     with pytest.raises(HubUnreachable, match="did not answer within"):
-        reachable_endpoint(("http://hub.test",), timeout_s=0.1)
+        reachable_endpoint(("http://hub.test",), REPO, timeout_s=0.1)
     release.set()
 
 
 @pytest.mark.parametrize("endpoint", ["nonsense", "http://", "ftp://x", "http://[::1", "http://a b"])
 def test_addresses_that_make_no_sense(endpoint: str) -> None:
     with pytest.raises(HubUnreachable, match="set HF_ENDPOINT"):
-        reachable_endpoint((endpoint,), timeout_s=2)
+        reachable_endpoint((endpoint,), REPO, timeout_s=2)
 
 
 def test_a_listing_has_sizes_and_digests_and_only_safe_names(hub: FakeHub) -> None:

@@ -146,7 +146,7 @@ def test_an_alias_comes_from_the_hub_without_a_listing(hub: FakeHub, root: DataR
     assert (model.name, model.source, model.digest) == ("tiny:1k", "hub", sha256(GGUF))
     assert model.sampling_defaults == {"temperature": 0.2}
     assert [seen.path for seen in hub.requests] == [
-        "/api/models", f"/org/tiny-GGUF/resolve/{COMMIT}/tiny.Q4_1.gguf",
+        "/api/models/org/tiny-GGUF", f"/org/tiny-GGUF/resolve/{COMMIT}/tiny.Q4_1.gguf",
     ]  # fmt: skip
 
 
