@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from app.cli.application import application
 from app.settings import FIELD_NAMES, environment_name
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -68,6 +69,13 @@ def test_the_readme_names_every_setting() -> None:
     readme = (REPOSITORY / "README.md").read_text(encoding="utf-8")
     names = [name for field in FIELD_NAMES for name in (field, environment_name(field))]
     assert [name for name in names if f"`{name}`" not in readme] == []
+
+
+def test_the_readme_names_every_command() -> None:
+    readme = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+    names = [command.name for command in application.registered_commands]
+    assert names
+    assert [name for name in names if f"`quire {name}" not in readme] == []
 
 
 def test_the_layers_hold() -> None:
