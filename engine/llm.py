@@ -19,7 +19,7 @@ from engine.api.errors import EngineError, InvalidParameter
 from engine.api.output import CompletionOutput, OutputDelta, RequestOutput, TextLogprob
 from engine.api.request import GenerateRequest, Prompt
 from engine.api.sampling import SamplingParams
-from engine.api.wire import WorkerFacts
+from engine.api.wire import EngineStats, WorkerFacts
 from engine.loop import EngineLoop
 from engine.text.stage import SequenceText, TextStage
 
@@ -79,6 +79,10 @@ class LLM:
     def facts(self) -> WorkerFacts:
         """What the engine really got: KV blocks, context, dtype, bytes."""
         return self._engine.facts
+
+    def stats(self) -> EngineStats:
+        """Gauges and counters of the engine: blocks, prefix hits, preemptions."""
+        return self._engine.stats()
 
     def generate(
         self,

