@@ -21,6 +21,7 @@ from pathlib import Path
 import msgspec
 
 from app.errors import StartupError
+from app.instance import read_record
 from app.settings import Settings, is_loopback
 from store.paths import DataRoot, user_paths
 
@@ -98,10 +99,8 @@ def _chosen_address(settings: Settings) -> DaemonAddress | None:
 
 
 def _recorded_address() -> DaemonAddress | None:
-    try:
-        return msgspec.json.decode((user_paths().state_dir / "daemon.json").read_bytes(), type=DaemonAddress)
-    except (OSError, msgspec.MsgspecError):
-        return None
+    record = read_record(user_paths().state_dir)
+    return DaemonAddress(record.host, record.port, record.pid, record.version) if record else None
 
 
 def _answers(address: DaemonAddress, api_key: str | None) -> bool:

@@ -1,0 +1,45 @@
+"""The Typer application: every command of `quire` under its name.  Called by `app.cli.main`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from app.cli import daemon, installed, resident, run
+
+application = typer.Typer(
+    help="Pull language models, chat with them, serve them to programs.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+
+def _show_version(is_wanted: bool) -> None:
+    if is_wanted:
+        from app.version import VERSION
+
+        typer.echo(f"quire {VERSION}")
+        raise typer.Exit
+
+
+@application.callback()
+def _options(
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+application.command("run")(run.run)
+application.command("pull")(installed.pull)
+application.command("list")(installed.list_models)
+application.command("show")(installed.show)
+application.command("rm")(installed.remove)
+application.command("ps")(resident.ps)
+application.command("stop")(resident.stop)
+application.command("serve")(daemon.serve)
+application.command("shutdown")(daemon.shutdown)

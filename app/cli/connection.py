@@ -1,0 +1,46 @@
+"""From a command to a client of the daemon."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from app.cli.failure import CommandFailure
+from app.cli.output import notice
+
+if TYPE_CHECKING:
+    from app.client import QuireClient
+    from app.settings import Settings
+
+NO_DAEMON = "No daemon is running; `quire run MODEL` or `quire serve` starts one."
+
+
+def open_client(settings: Settings) -> QuireClient:
+    """A client of the running daemon, which is started in the background if there is none."""
+    from app.client import QuireClient
+    from app.daemon import ensure_daemon
+    from app.version import VERSION
+
+    address = ensure_daemon(settings, notice)
+    if address.version not in (None, VERSION):
+        notice(f"The running daemon is version {address.version}, this is {VERSION}; `quire shutdown` lets it go.")
+    return QuireClient(address.base_url, settings.api_key)
+
+
+def find_client(settings: Settings) -> QuireClient | None:
+    """A client of the running daemon, or None if there is none."""
+    from app.daemon import running_daemon
+
+    address = running_daemon(settings)
+    if address is None:
+        return None
+    from app.client import QuireClient
+
+    return QuireClient(address.base_url, settings.api_key)
+
+
+def require_client(settings: Settings) -> QuireClient:
+    """A client of the running daemon; the command fails if there is none."""
+    client = find_client(settings)
+    if client is None:
+        raise CommandFailure(NO_DAEMON)
+    return client

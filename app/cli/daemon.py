@@ -1,0 +1,75 @@
+"""`quire serve` and `quire shutdown`: the daemon itself."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from app.cli.connection import find_client
+from app.cli.failure import CommandFailure
+from app.cli.output import notice
+
+SHUTDOWN_TIMEOUT_S = 15.0
+_POLL_INTERVAL_S = 0.05
+
+
+def serve(
+    host: Annotated[str | None, typer.Option(help="Address to listen on; 127.0.0.1 unless set.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port to listen on; 11435 unless set.")] = None,
+    data_root: Annotated[Path | None, typer.Option(help="Directory for models, downloads and logs.")] = None,
+    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.")] = None,
+    max_model_len: Annotated[int | None, typer.Option(help="Longest context, in tokens.")] = None,
+    max_num_seqs: Annotated[int | None, typer.Option(help="Most sequences computed at once, per model.")] = None,
+    gpu_memory_utilization: Annotated[
+        float | None, typer.Option(help="Share of the GPU's memory to use, above 0 and at most 1.")
+    ] = None,
+    num_threads: Annotated[int | None, typer.Option(help="CPU threads of a model.")] = None,
+) -> None:
+    """Run the daemon in the foreground.
+
+    `quire run` and `quire pull` start one in the background when needed.
+    """
+    from app.server import serve as serve_forever
+    from app.settings import load_settings
+
+    flags = {
+        "host": host,
+        "port": port,
+        "data_root": data_root,
+        "log_level": log_level,
+        "device": device,
+        "max_model_len": max_model_len,
+        "max_num_seqs": max_num_seqs,
+        "gpu_memory_utilization": gpu_memory_utilization,
+        "num_threads": num_threads,
+    }
+    serve_forever(load_settings(flags))
+
+
+def shutdown() -> None:
+    """Stop the daemon and its models."""
+    from app.daemon import running_daemon
+    from app.settings import load_settings
+
+    settings = load_settings()
+    client = find_client(settings)
+    if client is None:
+        notice("No daemon is running.")
+        return
+
+    async def ask() -> None:
+        async with client:
+            await client.shutdown()
+
+    asyncio.run(ask())
+    deadline_s = time.monotonic() + SHUTDOWN_TIMEOUT_S
+    while running_daemon(settings) is not None:
+        if time.monotonic() > deadline_s:
+            raise CommandFailure(f"The daemon still answers after {SHUTDOWN_TIMEOUT_S:.0f} s; see its log.")
+        time.sleep(_POLL_INTERVAL_S)
+    notice("The daemon has stopped.")

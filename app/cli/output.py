@@ -1,0 +1,73 @@
+"""What commands write: results to stdout, everything else to stderr.
+
+Formatting is plain text and pure; colours and bars are in `app.cli.progress`.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+_CONTROL_CHARACTERS = {code: None for code in (*range(0x20), 0x7F, *range(0x80, 0xA0)) if chr(code) not in "\n\t"}
+_AGES = ((365 * 86400, "year"), (30 * 86400, "month"), (86400, "day"), (3600, "hour"), (60, "minute"), (1, "second"))
+
+
+def tolerate_any_encoding() -> None:
+    """Let a terminal or pipe of a small encoding show `?` where it must, instead of failing."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
+def notice(text: str) -> None:
+    """A line for people, on stderr."""
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
+
+
+def write_text(text: str) -> None:
+    """A piece of a result on stdout, visible at once.
+
+    A terminal gets it without control characters: what a model writes must not move the
+    cursor, retitle the window or write to the clipboard.
+    """
+    sys.stdout.write(text.translate(_CONTROL_CHARACTERS) if sys.stdout.isatty() else text)
+    sys.stdout.flush()
+
+
+def write_json(value: Any) -> None:
+    """A result as indented JSON on stdout."""
+    import msgspec
+
+    sys.stdout.write(msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n")
+
+
+def write_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Columns as wide as their longest cell, two spaces apart."""
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    for row in (header, *rows):
+        line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        sys.stdout.write(line.rstrip() + "\n")
+
+
+def format_bytes(size_bytes: int) -> str:
+    """94134720 → "94 MB", 4_100_000_000 → "4.1 GB"; decimal units, as disks are sold."""
+    size = float(size_bytes)
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 999.5:
+            return f"{size:.1f} {unit}" if unit == "GB" else f"{size:.0f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"
+
+
+def format_age(timestamp: str, *, now: datetime | None = None) -> str:
+    """An RFC 3339 time → "3 days ago"."""
+    elapsed_s = ((now or datetime.now(UTC)) - datetime.fromisoformat(timestamp)).total_seconds()
+    for seconds, unit in _AGES:
+        if elapsed_s >= seconds:
+            count = int(elapsed_s // seconds)
+            return f"{count} {unit}{'s' if count > 1 else ''} ago"
+    return "just now"
