@@ -15,10 +15,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import tokenizers
-from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
 from engine.api.errors import BrokenCheckpoint, UnsupportedModel
-from engine.text.sequence_template import set_sequence_template
 
 SPACE = "\u2581"
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
@@ -101,10 +100,11 @@ def build_gguf_vocabulary(metadata: Mapping[str, Any]) -> GgufVocabulary:
     _mark_added_tokens(backend, tokens, types)
     bos = _token_id(metadata, "bos", len(tokens), default_bos)
     eos = _token_id(metadata, "eos", len(tokens), default_eos)
-    set_sequence_template(
-        backend,
-        bos if metadata.get("tokenizer.ggml.add_bos_token", add_bos) else None,
-        eos if metadata.get("tokenizer.ggml.add_eos_token", False) else None,
+    before = [bos] if bos is not None and metadata.get("tokenizer.ggml.add_bos_token", add_bos) else []
+    after = [eos] if eos is not None and metadata.get("tokenizer.ggml.add_eos_token", False) else []
+    backend.post_processor = processors.TemplateProcessing(
+        single=[*(tokens[token_id] for token_id in before), "$A", *(tokens[token_id] for token_id in after)],
+        special_tokens=[(tokens[token_id], token_id) for token_id in dict.fromkeys([*before, *after])],
     )
     named = (eos, *(_token_id(metadata, key, len(tokens), None) for key in ("eot", "eom")))
     turn_ends = _turn_end_ids(metadata.get("tokenizer.chat_template"), tokens, types)

@@ -9,6 +9,7 @@ utils/chat_template_utils.py).  Knows nothing of messages; used by `engine.text.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterable, Iterator
 from datetime import datetime
 from typing import Any, NoReturn
@@ -22,8 +23,11 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
 MAX_STEPS = 1_000_000
+MAX_CPU_S = 10.0
 MAX_TEXT_CHARS = 1 << 25
 _CHARS_PER_STEP = 4096
+_ITEMS_PER_STEP = 32
+_STEPS_PER_LOOK_AT_THE_CLOCK = 64
 _MAX_EXPONENT = 64
 _MAX_INT_BITS = 1024
 # Not an identifier, so that no template can name it.
@@ -47,7 +51,7 @@ class TemplateLimitExceeded(jinja2.TemplateError):
 
 
 class BoundedTemplate:
-    """A compiled template; rendering ends after MAX_STEPS steps or MAX_TEXT_CHARS characters at the latest."""
+    """A compiled template; rendering ends after MAX_STEPS steps, MAX_CPU_S seconds or MAX_TEXT_CHARS characters."""
 
     def __init__(self, source: str) -> None:
         """Compile `source`.  Raises jinja2.TemplateSyntaxError."""
@@ -70,15 +74,26 @@ class BoundedTemplate:
 
 
 class _WorkMeter:
+    """Counts the steps of one rendering; the clock catches templates whose single steps are expensive."""
+
     def __init__(self) -> None:
         self._num_steps_left = MAX_STEPS
+        self._num_spent = 0
+        # CPU time of this thread: a busy machine must not make an honest template fail.
+        self._deadline_s = time.thread_time() + MAX_CPU_S
 
-    def spend(self, num_chars: int = 0) -> None:
-        self._num_steps_left -= 1 + num_chars // _CHARS_PER_STEP
-        if self._num_steps_left < 0:
+    def spend(self, num_steps: int = 1) -> None:
+        self._num_steps_left -= num_steps
+        self._num_spent += 1
+        late = self._num_spent % _STEPS_PER_LOOK_AT_THE_CLOCK == 0 and time.thread_time() > self._deadline_s
+        if late or self._num_steps_left < 0:
             raise TemplateLimitExceeded("it does not come to an end")
-        if num_chars > MAX_TEXT_CHARS:
+
+    def weigh(self, value: Any, length: int) -> None:
+        """Pay for a value of this kind (text or container) and length, before or after it is made."""
+        if length > MAX_TEXT_CHARS:
             raise TemplateLimitExceeded("it builds a text that is too long")
+        self.spend(1 + length // (_CHARS_PER_STEP if isinstance(value, str) else _ITEMS_PER_STEP))
 
 
 class _Environment(ImmutableSandboxedEnvironment):
@@ -95,16 +110,15 @@ class _Environment(ImmutableSandboxedEnvironment):
         del self.globals["lipsum"], self.filters["center"], self.filters["slice"], self.filters["batch"]
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        num_chars = 0
+        meter = _meter_of(context)
         if operator == "+":
-            num_chars = _size(left) + _size(right)
+            meter.weigh(left, _length(left) + _length(right))
         elif isinstance(left, int) and isinstance(right, int):
             if left.bit_length() > _MAX_INT_BITS or (operator == "**" and right > _MAX_EXPONENT):
                 raise TemplateLimitExceeded("it computes too large a number")
         elif operator == "*":
             count, repeated = (left, right) if isinstance(left, int) else (right, left)
-            num_chars = _size(repeated) * max(count, 0) if isinstance(count, int) else 0
-        _meter_of(context).spend(num_chars)
+            meter.weigh(repeated, _length(repeated) * max(count, 0) if isinstance(count, int) else 0)
         return super().call_binop(context, operator, left, right)
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805 - as in Jinja
@@ -158,7 +172,7 @@ def _meter_of(context: Context) -> _WorkMeter:
 
 @jinja2.pass_context
 def _metered(context: Context, value: Any) -> Any:
-    _meter_of(context).spend(_size(value))
+    _meter_of(context).weigh(value, _length(value))
     return value
 
 
@@ -170,8 +184,8 @@ def _metered_items(context: Context, items: Iterable[Any]) -> Iterator[Any]:
         yield item
 
 
-def _size(value: Any) -> int:
-    return len(value) if isinstance(value, str | list | tuple | dict) else 0
+def _length(value: Any) -> int:
+    return len(value) if isinstance(value, str | list | tuple | dict | range) else 0
 
 
 def _to_json(

@@ -19,7 +19,6 @@ from tokenizers import AddedToken
 from engine.api.errors import BrokenCheckpoint, UnsupportedModel
 from engine.text.gguf_tokenizer import build_gguf_vocabulary
 from engine.text.model_files import read_json_object
-from engine.text.sequence_template import set_sequence_template
 from engine.text.token_bytes import token_decoding
 from store.formats.gguf import read_gguf_header
 
@@ -89,6 +88,8 @@ class Tokenizer:
 def load_tokenizer(model: Path) -> Tokenizer:
     """Load the tokenizer of a checkpoint directory or a GGUF file.
 
+    What `encode` adds around a text is what tokenizer.json says, as in transformers 5; the
+    `add_bos_token` of tokenizer_config.json is for tokenizers that have no tokenizer.json.
     Raises UnsupportedModel for a directory without tokenizer.json or a kind of tokenizer that
     is not implemented, BrokenCheckpoint for files that contradict themselves, and
     `store.errors.BrokenFile` for a damaged GGUF file.
@@ -141,10 +142,7 @@ def _load_directory(model: Path) -> Tokenizer:
     if not config:
         bos = next(iter(_token_ids(model_config.get("bos_token_id"))), None)
         eos = next(iter(_token_ids(model_config.get("eos_token_id"))), None)
-    if "add_bos_token" in config or "add_eos_token" in config:
-        set_sequence_template(
-            backend, bos if config.get("add_bos_token") else None, eos if config.get("add_eos_token") else None
-        )
+    _mark_special(backend, bos, eos)
     ends = _token_ids(read_json_object(model / "generation_config.json").get("eos_token_id"))
     if not ends:
         ends = [*([] if eos is None else [eos]), *_token_ids(model_config.get("eos_token_id"))]
@@ -165,6 +163,15 @@ def _add_configured_tokens(backend: tokenizers.Tokenizer, entries: object) -> No
         if in_backend is None or (entry.special and not in_backend.special):
             token = AddedToken(**msgspec.structs.asdict(entry))
             backend.add_special_tokens([token]) if entry.special else backend.add_tokens([token])
+
+
+def _mark_special(backend: tokenizers.Tokenizer, *token_ids: int | None) -> None:
+    """Make tokens special that tokenizer_config.json names as such, where tokenizer.json has them as plain words."""
+    known = backend.get_added_tokens_decoder()
+    for token_id in token_ids:
+        token = None if token_id is None or token_id in known else backend.id_to_token(token_id)
+        if token is not None:
+            backend.add_special_tokens([AddedToken(token, normalized=False, special=True)])
 
 
 def _named_token_id(backend: tokenizers.Tokenizer, config: dict[str, Any], name: str) -> int | None:
