@@ -50,7 +50,7 @@ def single_instance(state_dir: Path) -> Iterator[None]:
             other = read_record(state_dir)
             where = f" (process {other.pid}, http://{other.host}:{other.port})" if other else ""
             raise StartupError(
-                f"A daemon is already running{where}; use that one, or stop it with `quire stop --daemon`."
+                f"A daemon is already running{where}; use that one, or stop it with `quire shutdown`."
             ) from None
         try:
             yield

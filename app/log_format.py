@@ -5,10 +5,15 @@ from __future__ import annotations
 import logging
 
 
+OWN_PACKAGES = ("app", "engine", "store")
+
+
 def configure_logging(level: str) -> None:
-    """Send this process's log to standard error; the libraries speak up only when something is wrong."""
+    """Send this process's log to standard error; libraries speak up only when something is wrong."""
     logging.basicConfig(
-        level=level.upper(), format="%(asctime)s %(levelname)-7s %(name)s: %(message)s", datefmt="%Y-%m-%d %H:%M:%S"
+        level=logging.WARNING,
+        format="%(asctime)s %(levelname)-7s %(name)s: %(message)s",
+        datefmt="%Y-%m-%d %H:%M:%S",
     )
-    for library in ("uvicorn.access", "uvicorn.error", "httpx", "asyncio"):
-        logging.getLogger(library).setLevel(logging.WARNING)
+    for package in OWN_PACKAGES:
+        logging.getLogger(package).setLevel(level.upper())

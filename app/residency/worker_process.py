@@ -8,6 +8,7 @@ Knows nothing of what is said over the socket; used by `app.residency.worker_cli
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 from collections.abc import Mapping, Sequence
@@ -50,11 +51,14 @@ class WorkerProcess:
     async def stop(self, grace_s: float, timeout_s: float) -> None:
         """Give the process `grace_s` to leave by itself, then terminate it, then kill it."""
         for patience_s, send_signal in ((grace_s, self._process.terminate), (timeout_s, self._process.kill)):
+            if self._process.returncode is not None:
+                return
             try:
                 await asyncio.wait_for(self._process.wait(), patience_s)
-                return
             except TimeoutError:
-                send_signal()
+                # It may have gone by itself while the timeout fired.
+                with contextlib.suppress(ProcessLookupError):
+                    send_signal()
         await self._process.wait()
 
 

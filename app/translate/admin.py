@@ -78,7 +78,9 @@ def model_card(installed: InstalledModel, facts: ModelFacts) -> ModelCardDetails
 
 
 def pull_line(progress: PullProgress) -> ProgressLine:
-    return ProgressLine(progress.status, progress.file, progress.total_bytes, progress.done_bytes)
+    # The store reports file names as a validated subclass of str, which msgspec refuses.
+    file = None if progress.file is None else str(progress.file)
+    return ProgressLine(progress.status, file, progress.total_bytes, progress.done_bytes)
 
 
 def load_line(progress: Progress) -> ProgressLine:

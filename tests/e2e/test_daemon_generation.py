@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import httpx
 import openai
 import pytest
 
-from tests.fakes.daemon import FakeDaemon, running_daemon
+from tests.fakes.daemon import FakeDaemon, eventually, running_daemon
 from tests.fakes.tiny_model import write_tiny_model
 
 
@@ -46,13 +45,6 @@ async def http(daemon: FakeDaemon) -> AsyncIterator[httpx.AsyncClient]:
 
 def chat(model: str, text: str = "hello", **fields: Any) -> dict[str, Any]:
     return {"model": model, "messages": [{"role": "user", "content": text}], **fields}
-
-
-async def eventually(check: Callable[[], Any], *, within_s: float = 10.0) -> None:
-    deadline = time.monotonic() + within_s
-    while not await check():
-        assert time.monotonic() < deadline, "it never became true"
-        await asyncio.sleep(0.02)
 
 
 async def gauge(http: httpx.AsyncClient, name: str, model: str) -> float:

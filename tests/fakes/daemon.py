@@ -6,12 +6,13 @@ machine seems to have.  `running_daemon` starts it on a free port and waits for 
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -71,6 +72,14 @@ def start_process(directory: Path, **environment: str) -> tuple[subprocess.Popen
             [sys.executable, str(Path(__file__))], env={**kept, **variables}, stdout=output, stderr=output
         )
     return process, log
+
+
+async def eventually(check: Callable[[], Awaitable[bool]], *, within_s: float = 10.0) -> None:
+    """Poll until `check` is true."""
+    deadline = time.monotonic() + within_s
+    while not await check():
+        assert time.monotonic() < deadline, "it never became true"
+        await asyncio.sleep(0.02)
 
 
 def _wait_until_ready(directory: Path, process: subprocess.Popen[bytes], log: Path) -> FakeDaemon:
