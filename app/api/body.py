@@ -6,6 +6,8 @@ so this DTO decodes strictly.  The annotation of `data` still gives the OpenAPI 
 
 from __future__ import annotations
 
+import json
+import math
 import re
 from collections.abc import Generator
 from typing import Any
@@ -19,7 +21,7 @@ from app.errors import BadRequest, UnsupportedMediaType
 
 _UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(?P<name>[^`]*)`")
 _MISSING_FIELD = re.compile(r"Object missing required field `(?P<name>[^`]*)`")
-_PATH = re.compile(r" - at `(key )?(in )?\$\.?(?P<path>[^`]*)`$")
+_PATH = re.compile(r" - at (`key` in )?`\$\.?(?P<path>[^`]*)`$")
 
 
 def decode_body(raw: bytes, model: type[Any]) -> Any:
@@ -29,7 +31,19 @@ def decode_body(raw: bytes, model: type[Any]) -> Any:
     except msgspec.ValidationError as error:
         raise _describe(str(error)) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        if param := _non_finite_field(raw):
+            raise BadRequest(f"{param} must be a finite number.", param=param) from error
         raise BadRequest(f"The request body is not valid JSON ({error}); correct it.") from error
+
+
+def _non_finite_field(raw: bytes) -> str | None:
+    """The top-level field that holds NaN or Infinity: no JSON, but what Python's encoder writes for them."""
+    try:
+        body = json.loads(raw)
+    except (ValueError, RecursionError):
+        return None
+    fields = body.items() if isinstance(body, dict) else ()
+    return next((name for name, value in fields if isinstance(value, float) and not math.isfinite(value)), None)
 
 
 def _describe(text: str) -> BadRequest:
