@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 
-
 OWN_PACKAGES = ("app", "engine", "store")
 
 
