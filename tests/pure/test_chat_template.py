@@ -131,28 +131,34 @@ def test_what_a_template_raises_names_the_messages(source: str, reason: str) -> 
     assert caught.value.param == "messages"
 
 
+ENDLESS = "does not come to an end"
+TOO_LONG = "text (that )?is too long"
+DOUBLE = "{%% set n = namespace(s='ab') %%}{%% for i in range(60) %%}{%% set n.s = %s %%}{%% endfor %%}"
+
+
 @pytest.mark.parametrize(
-    "source",
+    ("source", "reason"),
     [
-        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
-        "{% for i in range(99999) %}{{ range(99999)|list|length }}{% endfor %}",
-        "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(50) }}",
-        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
-        "{% set n = namespace(s='ab') %}{% for i in range(60) %}{% set n.s = n.s ~ n.s %}{% endfor %}",
-        "{% set n = namespace(s='ab') %}{% for i in range(60) %}{% set n.s = n.s + n.s %}{% endfor %}",
-        "{% set n = namespace(s='ab') %}{% for i in range(60) %}{% set n.s = n.s|replace('a', 'aa') %}{% endfor %}",
-        "{% set n = namespace(s='ab') %}{% for i in range(60) %}{% set n.s = n.s.replace('a', 'aa') %}{% endfor %}",
-        "{% set n = namespace(s=9) %}{% for i in range(60) %}{% set n.s = n.s * n.s %}{% endfor %}",
-        "{{ 'a' * 10 ** 12 }}",
-        "{{ 10 * [0] * 10 ** 12 }}",
-        "{{ 9 ** (9 ** 9) }}",
-        "{{ 'a'.ljust(10 ** 12) }}",
-        "{% for i in range(99999) %}{{ 'a' * 1000 }}{% endfor %}",
+        ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", ENDLESS),
+        ("{% for i in range(99999) %}{{ range(99999)|list|length }}{% endfor %}", ENDLESS),
+        ("{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(50) }}", ENDLESS),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion"),
+        (DOUBLE % "n.s ~ n.s", TOO_LONG),
+        (DOUBLE % "n.s + n.s", TOO_LONG),
+        (DOUBLE % "n.s * 2", TOO_LONG),
+        (DOUBLE % "n.s|replace('a', 'aa')", TOO_LONG),
+        (DOUBLE % "n.s.replace('a', 'aa')", TOO_LONG),
+        ("{{ 'a' * 10 ** 12 }}", TOO_LONG),
+        ("{{ 10 * [0] * 10 ** 12 }}", TOO_LONG),
+        ("{% for i in range(99999) %}{{ 'a' * 1000 }}{% endfor %}", TOO_LONG),
+        ("{% set n = namespace(s=9) %}{% for i in range(60) %}{% set n.s = n.s * n.s %}{% endfor %}", "large a number"),
+        ("{{ 9 ** (9 ** 9) }}", "large a number"),
+        ("{{ 'a'.ljust(10 ** 12) }}", "large a number"),
     ],
 )
-def test_a_template_without_end_is_stopped(source: str) -> None:
+def test_a_template_without_end_is_stopped(source: str, reason: str) -> None:
     template = ChatTemplate("{% if messages[0].content == 'hello' %}" + source + "{% endif %}")
-    with pytest.raises(InvalidParameter, match="rejects these messages"):
+    with pytest.raises(InvalidParameter, match=f"rejects these messages.*{reason}"):
         template.render(HELLO)
 
 

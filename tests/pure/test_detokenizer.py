@@ -59,6 +59,14 @@ def test_a_continued_text_keeps_its_first_space() -> None:
     assert Detokenizer(tokenizer, continues_text=True).push(hello) == " hello"
 
 
+def test_tokens_without_text_do_not_count_as_the_beginning() -> None:
+    tokenizer = TOKENIZERS["sentencepiece"]
+    beyond_the_vocabulary = tokenizer.vocab_size
+    detokenizer = Detokenizer(tokenizer)
+    token_ids = [beyond_the_vocabulary, *tokenizer.encode("hello")]
+    assert [detokenizer.push(token_id) for token_id in token_ids] == ["", "hello"]
+
+
 def test_a_hidden_token_does_not_break_the_character_around_it() -> None:
     tokenizer = TOKENIZERS["byte-level"]
     first, second = tokenizer.encode("🙂")

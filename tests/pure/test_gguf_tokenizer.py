@@ -81,6 +81,19 @@ def test_the_pre_tokenizer_cuts_the_text_as_the_model_was_trained(pre: str) -> N
     assert spellings(gguf_tokenizer(metadata), text) == SPLITS[pre]
 
 
+@pytest.mark.parametrize(("pre", "expected"), [("llama-bpe", ["xyz"]), ("qwen2", ["x", "y", "z"])])
+def test_llama_takes_a_word_of_the_vocabulary_whole_without_merges(pre: str, expected: list[str]) -> None:
+    tokens, _ = byte_level_vocabulary()
+    tokenizer = gguf_tokenizer(byte_level_metadata(pre=pre, tokens=[*tokens, "xyz"], token_type=None))
+    assert spellings(tokenizer, "xyz", add_special_tokens=False) == expected
+
+
+def test_a_merge_may_begin_with_a_space() -> None:
+    tokens, _ = byte_level_vocabulary()
+    metadata = byte_level_metadata(tokens=[*tokens, " ", " h"], token_type=None, merges=["  h"])
+    assert gguf_tokenizer(metadata).vocab_size == len(tokens) + 2
+
+
 def test_an_absent_pre_tokenizer_means_default() -> None:
     text = "It's 12345 (a+b)"
     explicit = gguf_tokenizer(byte_level_metadata(pre="default"))

@@ -216,6 +216,12 @@ def test_cached_prompt_tokens_are_reported() -> None:
     assert delta.usage == Usage(prompt_tokens=3, completion_tokens=2, cached_tokens=2)
 
 
+def test_cached_tokens_beyond_the_prompt_are_not_the_prompts() -> None:
+    # A sequence resumed after a preemption finds its own answer in the cache too.
+    delta = choice().push(StepOutput(1, (5,), num_cached_tokens=16, finish_reason="length"))
+    assert delta.usage == Usage(prompt_tokens=3, completion_tokens=1, cached_tokens=3)
+
+
 @pytest.mark.parametrize(
     ("sampling", "token_id", "text", "stop_reason"),
     [
