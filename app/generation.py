@@ -67,6 +67,8 @@ class Generator:
         self._metrics = metrics
         self._max_queue = max_queue
         self.num_open = 0
+        self.idle = asyncio.Event()
+        self.idle.set()
         self.last_used_at = time.monotonic()
 
     async def generate(self, requests: Sequence[GenerateRequest]) -> AsyncGenerator[OutputDelta, None]:
@@ -78,6 +80,7 @@ class Generator:
         if self.num_open >= self._max_queue:
             raise QueueFull(f"{self._model} already has {self.num_open:,} open requests; try again in a moment.")
         self.num_open += 1
+        self.idle.clear()
         clock = self._metrics.start_request(self._model)
         texts: dict[int, SequenceText] = {}
         outcome = "cancelled"
@@ -99,6 +102,8 @@ class Generator:
             self._worker.abort(texts)
             self.num_open -= 1
             self.last_used_at = time.monotonic()
+            if self.num_open == 0:
+                self.idle.set()
             if outcome != "finished":
                 clock.failed(outcome)
 

@@ -12,7 +12,8 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,7 @@ from app.api.admin import PullModel, admin_router
 from app.api.error_responses import EXCEPTION_HANDLERS
 from app.api.health import daemon_routes
 from app.api.openai import openai_router
+from app.draining_server import DrainingServer
 from app.errors import StartupError
 from app.host_guard import HostGuard
 from app.instance import single_instance, write_record
@@ -44,15 +46,14 @@ from engine.api.wire import WorkerFacts
 from engine.text.stage import TextStage
 from store.facts import ModelFacts, read_model_facts
 from store.hub_settings import HubSettings, stored_token
-from store.models import ModelStore
+from store.models import InstalledModel, ModelStore
 from store.paths import DataRoot, user_paths
+from store.progress import CancelCheck, ProgressCallback
 from store.pull import pull
 
 logger = logging.getLogger(__name__)
 
 WORKER_COMMAND = (sys.executable, "-P", "-m", "engine.worker")
-SHUTDOWN_GRACE_S = 3
-"""How long open answers may go on after a shutdown was asked for."""
 
 
 def _open_text_stage(path: Path, facts: WorkerFacts) -> TextStage:
@@ -86,17 +87,33 @@ def real_parts(settings: Settings) -> Parts:
     )
 
 
-def create_app(
-    settings: Settings,
-    parts: Parts | None = None,
-    *,
-    request_shutdown: Callable[[], None] = lambda: None,
-) -> Litestar:
-    """The application; `request_shutdown` is what POST /api/shutdown calls."""
+@dataclass(frozen=True, slots=True)
+class Daemon:
+    """The application, and the way to end its open answers."""
+
+    app: Litestar
+    drain: Callable[[], Awaitable[None]]
+
+
+def create_app(settings: Settings, parts: Parts | None = None) -> Litestar:
+    """The application alone, for any ASGI server; POST /api/shutdown then ends this process's server by SIGTERM."""
+    return build_daemon(settings, parts, request_shutdown=lambda: signal.raise_signal(signal.SIGTERM)).app
+
+
+def build_daemon(settings: Settings, parts: Parts | None, *, request_shutdown: Callable[[], None]) -> Daemon:
+    """Compose everything; `request_shutdown` is what POST /api/shutdown calls.  Raises `DataRootUnusable`."""
     parts = real_parts(settings) if parts is None else parts
     models = ModelStore(parts.data_root)
     metrics = Metrics()
     supervisor = _supervisor(settings, parts, models, metrics)
+    is_draining = threading.Event()
+
+    def pull_until_draining(name: str, on_progress: ProgressCallback, is_cancelled: CancelCheck) -> InstalledModel:
+        return parts.pull(name, on_progress, lambda: is_cancelled() or is_draining.is_set())
+
+    async def drain() -> None:
+        is_draining.set()
+        await supervisor.close()
 
     @asynccontextmanager
     async def lifespan(_app: Litestar) -> AsyncIterator[None]:
@@ -107,13 +124,13 @@ def create_app(
             logging_task.cancel()
             await supervisor.close()
 
-    return Litestar(
+    app = Litestar(
         route_handlers=[openai_router, admin_router, *daemon_routes],
         dependencies={
             "settings": _constant(settings),
             "models": _constant(models),
             "instruments": _constant(metrics),
-            "pull": _constant(parts.pull),
+            "pull": _constant(pull_until_draining),
             "request_shutdown": _constant(request_shutdown),
             "supervisor": _constant(supervisor),
         },
@@ -126,6 +143,7 @@ def create_app(
         openapi_config=OpenAPIConfig(title="Quire", version=VERSION, path="/schema"),
         request_max_body_size=settings.request_body_limit_bytes,
     )
+    return Daemon(app, drain)
 
 
 def serve(settings: Settings, parts: Parts | None = None) -> None:
@@ -136,16 +154,9 @@ def serve(settings: Settings, parts: Parts | None = None) -> None:
     configure_logging(settings.log_level)
     state_dir = user_paths().state_dir
     with single_instance(state_dir), _listen(settings) as listener:
-        server = uvicorn.Server(
-            uvicorn.Config(
-                create_app(settings, parts, request_shutdown=lambda: setattr(server, "should_exit", True)),
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                lifespan="on",
-                timeout_graceful_shutdown=SHUTDOWN_GRACE_S,
-            )
-        )
+        daemon = build_daemon(settings, parts, request_shutdown=lambda: setattr(server, "should_exit", True))
+        config = uvicorn.Config(daemon.app, log_config=None, access_log=False, server_header=False, lifespan="on")
+        server = DrainingServer(config, daemon.drain)
         host, port = listener.getsockname()[:2]
         write_record(state_dir, host, port)
         # uvicorn raises the signal that ended it once more; the default action would skip what follows.

@@ -34,9 +34,9 @@ from app.translate.admin import installed_entry, load_line, model_card, pull_lin
 from store.errors import StoreError
 from store.facts import read_model_facts
 from store.models import InstalledModel, ModelStore
-from store.pull import PullProgress
+from store.progress import CancelCheck, ProgressCallback, PullProgress
 
-PullModel = Callable[[str, Callable[[PullProgress], None], Callable[[], bool]], InstalledModel]
+PullModel = Callable[[str, ProgressCallback, CancelCheck], InstalledModel]
 """`store.pull.pull` with the daemon's data root and hub settings already filled in."""
 
 PROGRESS = {200: ResponseSpec(ProgressLine, description="JSON lines; the last one has the status success.")}

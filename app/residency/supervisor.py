@@ -8,6 +8,7 @@ model.  Knows no HTTP and no text; called by `app.generation` and the admin rout
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
@@ -25,6 +26,7 @@ from store.models import InstalledModel
 logger = logging.getLogger(__name__)
 
 GIB = 2**30
+SHUTDOWN_GRACE_S = 3.0
 
 
 class Load:
@@ -131,9 +133,13 @@ class Supervisor:
         for resident in self._residents.values():
             self._observe(resident)
 
-    async def close(self) -> None:
-        """Stop everything, loads included."""
+    async def close(self, grace_s: float = SHUTDOWN_GRACE_S) -> None:
+        """Stop everything, loads included; open requests have `grace_s` to finish, then end with one error each."""
         self._is_closing = True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(grace_s):
+                for resident in self.residents:
+                    await resident.generator.idle.wait()
         loads = [load.task for load in self._loads.values() if load.task is not None]
         for task in loads:
             task.cancel()

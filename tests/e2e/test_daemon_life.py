@@ -9,6 +9,7 @@ import signal
 import socket
 import time
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -281,6 +282,26 @@ def test_shutdown_ends_workers_and_removes_the_record(tmp_path: Path) -> None:
         wait_until_gone(loads(model)[0][0])
         assert not (daemon.state_dir / "daemon.json").exists()
         assert list((daemon.state_dir / "run").iterdir()) == []
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_open_answers_end_properly_at_shutdown(tmp_path: Path, stream: bool) -> None:
+    model = write_tiny_model(tmp_path / "model", behaviour={"is_stalled": True})
+    with running_daemon(tmp_path / "daemon", QUIRE_KEEP_ALIVE_INTERVAL_S="0.2") as daemon, ThreadPoolExecutor() as pool:
+        url = f"{daemon.base_url}/v1/chat/completions"
+        asking = pool.submit(httpx.post, url, json=chat(model, stream=stream), trust_env=False, timeout=30)
+        while '"num_requests":1' not in httpx.get(f"{daemon.base_url}/api/ps", trust_env=False).text:
+            time.sleep(0.02)
+        daemon.process.terminate()
+        answer = asking.result()
+
+        assert daemon.process.wait(15) == 0
+        assert "Traceback" not in daemon.log_text()
+    assert "The daemon is shutting down." in answer.text
+    if stream:
+        assert answer.text.endswith("data: [DONE]\n\n")
+    else:
+        assert answer.status_code == 503
 
 
 def test_a_second_daemon_is_refused_in_one_sentence(tmp_path: Path) -> None:
