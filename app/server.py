@@ -124,16 +124,22 @@ def build_daemon(settings: Settings, parts: Parts | None, *, request_shutdown: C
             logging_task.cancel()
             await supervisor.close()
 
-    app = Litestar(
+    dependencies = {
+        "settings": settings,
+        "models": models,
+        "instruments": metrics,
+        "pull": pull_until_draining,
+        "request_shutdown": request_shutdown,
+        "supervisor": supervisor,
+    }
+    return Daemon(_application(settings, dependencies, lifespan), drain)
+
+
+def _application(settings: Settings, dependencies: dict[str, Any], lifespan: Callable[[Litestar], Any]) -> Litestar:
+    """Routes and framework options; `dependencies` are what handlers ask for by parameter name."""
+    return Litestar(
         route_handlers=[openai_router, admin_router, *daemon_routes],
-        dependencies={
-            "settings": _constant(settings),
-            "models": _constant(models),
-            "instruments": _constant(metrics),
-            "pull": _constant(pull_until_draining),
-            "request_shutdown": _constant(request_shutdown),
-            "supervisor": _constant(supervisor),
-        },
+        dependencies={name: _constant(value) for name, value in dependencies.items()},
         exception_handlers=EXCEPTION_HANDLERS,
         lifespan=[lifespan],
         logging_config=None,
@@ -143,7 +149,6 @@ def build_daemon(settings: Settings, parts: Parts | None, *, request_shutdown: C
         openapi_config=OpenAPIConfig(title="Quire", version=VERSION, path="/schema"),
         request_max_body_size=settings.request_body_limit_bytes,
     )
-    return Daemon(app, drain)
 
 
 def serve(settings: Settings, parts: Parts | None = None) -> None:

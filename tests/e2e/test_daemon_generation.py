@@ -335,7 +335,21 @@ async def test_the_schema_describes_bodies(http: httpx.AsyncClient) -> None:
     assert "200" in schema["paths"]["/v1/completions"]["post"]["responses"]
 
 
-async def test_the_official_client_works(daemon: FakeDaemon, model: str) -> None:
+def test_the_official_blocking_client_works(daemon: FakeDaemon, model: str) -> None:
+    http_client = httpx.Client(trust_env=False)
+    with openai.OpenAI(base_url=f"{daemon.base_url}/v1", api_key="none", http_client=http_client) as client:
+        completion = client.completions.create(model=model, prompt="hi you", stop=["you"])
+        stream = client.completions.create(model=model, prompt="hi you", stream=True)
+        streamed = "".join(chunk.choices[0].text for chunk in stream)
+        with pytest.raises(openai.BadRequestError) as caught:
+            client.chat.completions.create(model=model, messages=[{"role": "user", "content": "x"}], temperature=-1)
+
+    assert completion.choices[0].text == "hi "
+    assert streamed == "hi you"
+    assert caught.value.param == "temperature"
+
+
+async def test_the_official_async_client_works(daemon: FakeDaemon, model: str) -> None:
     http_client = httpx.AsyncClient(trust_env=False)
     async with openai.AsyncOpenAI(base_url=f"{daemon.base_url}/v1", api_key="none", http_client=http_client) as client:
         answer = await client.chat.completions.create(model=model, messages=[{"role": "user", "content": "hi you"}])
