@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from engine.api.config import EngineConfig, LoadFormat
 from engine.api.errors import EngineError, InvalidParameter
@@ -25,6 +25,9 @@ from engine.text.stage import SequenceText, TextStage
 
 PromptInput = str | Sequence[int] | Mapping[str, Any]
 """A text, token ids, or a mapping with `prompt` or `prompt_token_ids`."""
+
+Conversation = Sequence[Mapping[str, Any]]
+"""Messages with `role` and `content`."""
 
 
 class LLM:
@@ -99,12 +102,13 @@ class LLM:
 
     def chat(
         self,
-        messages: Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]],
+        messages: Conversation | Sequence[Conversation],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         **chat_template_kwargs: Any,
     ) -> list[RequestOutput]:
         """Answer one conversation, or each of a list of conversations, through the model's chat template."""
-        conversations = [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
+        is_single = bool(messages) and isinstance(messages[0], Mapping)
+        conversations = cast("list[Conversation]", [messages] if is_single else list(messages))
         params = _one_for_each(sampling_params, len(conversations))
         return self._run(
             [
@@ -121,14 +125,14 @@ class LLM:
     def _request(self, prompt: PromptInput, sampling: SamplingParams) -> GenerateRequest:
         request_id = str(next(self._request_ids))
         if isinstance(prompt, Mapping):
-            known = {"prompt", "prompt_token_ids"} & prompt.keys()
-            if len(known) != 1 or len(prompt) != 1:
-                raise InvalidParameter("prompts", "A prompt mapping has either `prompt` or `prompt_token_ids`.")
-            prompt = prompt[known.pop()]
-        if isinstance(prompt, str):
-            return GenerateRequest(request_id=request_id, sampling=sampling, text=prompt, prompt_param="prompts")
+            prompt = _prompt_of_mapping(prompt)
+        text = prompt if isinstance(prompt, str) else None
         return GenerateRequest(
-            request_id=request_id, sampling=sampling, token_ids=tuple(prompt), prompt_param="prompts"
+            request_id=request_id,
+            sampling=sampling,
+            text=text,
+            token_ids=None if text is not None else tuple(cast("Sequence[int]", prompt)),
+            prompt_param="prompts",
         )
 
     def _run(self, requests: list[GenerateRequest]) -> list[RequestOutput]:
@@ -221,6 +225,16 @@ def _find_model(model: str | Path) -> Path:
     from store.paths import DataRoot
 
     return ModelStore(DataRoot.open()).find(str(model)).path
+
+
+def _prompt_of_mapping(prompt: Mapping[str, Any]) -> str | Sequence[int]:
+    """The text or token ids of `{"prompt": ...}` or `{"prompt_token_ids": ...}`."""
+    match dict(prompt):
+        case {"prompt": str(text), **rest} if not rest:
+            return text
+        case {"prompt_token_ids": token_ids, **rest} if not rest:
+            return cast("Sequence[int]", token_ids)
+    raise InvalidParameter("prompts", "A prompt mapping has either `prompt` or `prompt_token_ids`, and nothing else.")
 
 
 def _as_list(prompts: PromptInput | Sequence[PromptInput]) -> list[PromptInput]:

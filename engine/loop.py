@@ -184,7 +184,8 @@ def _default_token_budget(device: torch.device) -> int:
 
 
 def _log_facts(facts: WorkerFacts) -> None:
-    log.info("GPU KV cache size: %s tokens", f"{facts.num_kv_tokens:,}")
+    kind = "CPU" if facts.device == "cpu" else "GPU"
+    log.info("%s KV cache size: %s tokens", kind, f"{facts.num_kv_tokens:,}")
     log.info("Maximum concurrency for %s tokens per request: %.2fx", f"{facts.max_model_len:,}", facts.max_concurrency)
     for note in facts.notes:
         log.warning("%s", note)

@@ -113,7 +113,8 @@ def main() -> int:
 
 def _exit_with_parent() -> None:
     """Wait for the end of standard input, then leave at once: nobody is there to read an answer."""
-    while sys.stdin.buffer.read(4096):
+    # Not through sys.stdin, whose lock the interpreter needs when it shuts down.
+    while os.read(0, 4096):
         pass
     os._exit(0)
 

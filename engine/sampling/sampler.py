@@ -47,8 +47,7 @@ def sample(
     sampled = logits.argmax(-1)
     drawing = [index for index, row in enumerate(rows) if not row.start.sampling.is_greedy]
     if drawing:
-        index = torch.tensor(drawing, device=logits.device)
-        sampled[index] = _draw(logits[index], [rows[i] for i in drawing])
+        sampled[drawing] = _draw(logits[drawing], [rows[index] for index in drawing])
     logprobs: list[TokenLogprobs | None] = [None] * len(rows)
     if model_logprobs is not None:
         for position, index in enumerate(reporting):

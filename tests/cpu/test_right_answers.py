@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -35,7 +36,7 @@ def ragged_prompts(vocab_size: int = 256) -> list[list[int]]:
     """Eight prompts of 3 to 90 tokens; two pairs share a long prefix, one is exactly whole blocks."""
     rng = random.Random(0)
     prompts = [[rng.randrange(3, vocab_size) for _ in range(length)] for length in (3, 17, 32, 50, 64, 90)]
-    return [*prompts, prompts[3][:40] + [5, 6, 7], prompts[5][:64] + [9] * 10]
+    return [*prompts, [*prompts[3][:40], 5, 6, 7], prompts[5][:64] + [9] * 10]
 
 
 def expected_tokens(path: Path, prompts: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
@@ -130,7 +131,7 @@ def test_seeded_sampling_repeats_itself_whatever_shares_the_batch(checkpoint: Pa
     others = [{"prompt_token_ids": p} for p in ragged_prompts()[2:6]]
     mixed = llm.generate([*others, prompt], [GREEDY] * len(others) + [seeded])
     assert mixed[-1].outputs[0].token_ids == alone
-    several = llm.generate(prompt, SamplingParams(temperature=1.0, top_p=0.9, seed=11, n=3, max_tokens=16, ignore_eos=True))
+    several = llm.generate(prompt, msgspec.structs.replace(seeded, n=3))
     choices = [choice.token_ids for choice in several[0].outputs]
     assert choices[0] == alone
     assert len(set(choices)) == 3

@@ -18,12 +18,15 @@ takes as many blocks as it has tokens, divided by sixteen and rounded up, and no
 pool runs dry, the youngest sequence gives its blocks back and is computed again later. Nobody notices
 except the clock. In the evening the lighthouse keeper climbed the stairs, counted the steps as he had
 done for thirty years, and lit the lamp. Far out, a ship answered with two short flashes. He wrote the
-hour into his book, poured himself a cup of tea, and waited for the storm that the radio had promised."""
+hour into his book, poured himself a cup of tea, and waited for the storm that the radio had promised.
+It came at midnight, from the north, and by two o'clock nobody could have said where the sea ended."""
 
 
 @pytest.fixture(scope="module")
 def token_ids(starter: InstalledModel) -> list[int]:
-    return load_tokenizer(starter.path).encode(TEXT)[: NUM_TEACHER_FORCED_TOKENS + 1]
+    token_ids = load_tokenizer(starter.path).encode(TEXT)[: NUM_TEACHER_FORCED_TOKENS + 1]
+    assert len(token_ids) == NUM_TEACHER_FORCED_TOKENS + 1
+    return token_ids
 
 
 @pytest.fixture(scope="module")

@@ -122,7 +122,7 @@ def test_a_prompt_that_cannot_run_is_refused_alone(worker: WorkerPeer, checkpoin
     worker.send(wire.Submit((Prompt(1, tuple(range(3, 203)), 5, GREEDY), Prompt(2, (4, 5), 3, GREEDY))))
     outputs, _ = worker.steps_until_finished({1, 2})
     assert outputs[1][-1].finish_reason == "error"
-    assert "200" in (outputs[1][-1].error_message or "")
+    assert "201 tokens" in (outputs[1][-1].error_message or "")
     assert outputs[2][-1].finish_reason == "length"
 
 
