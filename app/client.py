@@ -86,7 +86,7 @@ class ChatFinished(msgspec.Struct, frozen=True, kw_only=True):
         if self.time_to_first_token_s is not None:
             parts.append(f"first token {self.time_to_first_token_s:.2f} s")
         if self.cached_tokens:
-            parts.append(f"{self.cached_tokens:,} of {self.prompt_tokens:,} prompt tokens from cache")
+            parts.append(f"{self.cached_tokens:,} of {self.prompt_tokens:,} cached")
         if self.finish_reason == "length":
             parts.append("cut off at the token limit")
         return " · ".join(parts)

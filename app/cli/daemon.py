@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from pathlib import Path
 from typing import Annotated
@@ -53,6 +52,8 @@ def serve(
 
 def shutdown() -> None:
     """Stop the daemon and its models."""
+    import asyncio
+
     from app.daemon import running_daemon
     from app.settings import load_settings
 

@@ -6,7 +6,6 @@ whether the model is in use, and does it alone otherwise.
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,7 +13,7 @@ import typer
 
 from app.cli.connection import find_client, open_client
 from app.cli.failure import INTERRUPTED_EXIT_CODE
-from app.cli.output import format_age, format_bytes, notice, write_json, write_table
+from app.cli.output import format_age, format_bytes, notice, write_json, write_json_line, write_table
 from app.cli.progress import follow, pull_view
 from app.cli.resident import JsonOption
 
@@ -33,6 +32,8 @@ def pull(
 
     An interrupted download goes on where it stopped.
     """
+    import asyncio
+
     from app.settings import load_settings
     from store.names import parse_model_name
 
@@ -43,6 +44,8 @@ def pull(
     except KeyboardInterrupt:
         notice(f"Paused; `quire pull {name}` goes on from here.")
         raise typer.Exit(INTERRUPTED_EXIT_CODE) from None
+    if json_output:
+        write_json_line({"status": "success"})
     notice(f"{name} is installed.")
 
 
@@ -107,6 +110,8 @@ def remove(
     models: Annotated[list[str], typer.Argument(help="The models to delete.")], json_output: JsonOption = False
 ) -> None:
     """Delete models from the disk."""
+    import asyncio
+
     from app.settings import load_settings
 
     settings = load_settings()

@@ -45,6 +45,14 @@ def write_json(value: Any) -> None:
     sys.stdout.write(msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n")
 
 
+def write_json_line(value: Any) -> None:
+    """One of several results, as JSON on a line of its own, visible at once."""
+    import msgspec
+
+    sys.stdout.write(msgspec.json.encode(value).decode() + "\n")
+    sys.stdout.flush()
+
+
 def write_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Columns as wide as their longest cell, two spaces apart."""
     widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]

@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Protocol
 
-from app.cli.output import format_bytes, notice
+from app.cli.output import format_bytes, notice, write_json_line
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
@@ -57,10 +57,7 @@ class JsonView:
     """One JSON object a line on stdout."""
 
     def show(self, line: ProgressLine) -> None:
-        import msgspec
-
-        sys.stdout.write(msgspec.json.encode(line).decode() + "\n")
-        sys.stdout.flush()
+        write_json_line(line)
 
     def close(self) -> None:
         pass

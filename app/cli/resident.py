@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -19,6 +18,8 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 def ps(json_output: JsonOption = False) -> None:
     """Show the models in memory."""
+    import asyncio
+
     from app.settings import load_settings
 
     client = require_client(load_settings())
@@ -58,6 +59,8 @@ def stop(
     """
     if (model is None) != stop_all:
         raise typer.BadParameter("name one model, or give --all; `quire shutdown` stops the daemon")
+    import asyncio
+
     from app.settings import load_settings
 
     client = require_client(load_settings())

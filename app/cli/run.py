@@ -5,7 +5,6 @@ The plain path imports neither rich nor textual.
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Annotated, Any
@@ -41,6 +40,8 @@ def run(
 
     The model is pulled and loaded if needed.  Standard input goes before the prompt.
     """
+    import asyncio
+
     from app.settings import load_settings
     from store.names import parse_model_name
 

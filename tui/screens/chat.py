@@ -27,7 +27,7 @@ from tui.widgets.status import HeaderLine, State, StatusLine, format_progress
 from tui.widgets.transcript import Transcript
 
 QUIT_WINDOW_S = 2.0
-IDLE_KEYS = "Enter send · Ctrl+J new line · /help"
+IDLE_KEYS = "Enter send · /help"
 ANSWERING_KEYS = "Esc stop"
 
 

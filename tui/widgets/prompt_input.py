@@ -9,19 +9,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from textual import events
-from textual.binding import Binding
 from textual.message import Message
 from textual.widgets import TextArea
 
 from tui.conversation import PromptHistory
 
+# Terminals without the Kitty keyboard protocol send the same byte for Shift+Enter and Enter,
+# hence the second chord.
+NEWLINE_KEYS = ("shift+enter", "ctrl+j")
+
 
 class PromptInput(TextArea):
     """A text area that grows with its text up to the limit in the style sheet."""
-
-    # Terminals without the Kitty keyboard protocol send the same byte for Shift+Enter and
-    # Enter, hence the second chord.
-    BINDINGS = [Binding("shift+enter,ctrl+j", "newline", "New line", show=False, id="prompt.newline")]
 
     @dataclass
     class Submitted(Message):
@@ -39,16 +38,19 @@ class PromptInput(TextArea):
         self.text = ""
 
     async def _on_key(self, event: events.Key) -> None:
-        if event.key != "enter":
+        # Not bindings: those run after the key has bubbled, when the keys behind it in a fast
+        # burst are already in the text.
+        if event.key == "enter":
+            event.stop()
+            event.prevent_default()
+            if self.text.strip():
+                self.post_message(self.Submitted(self.text.strip()))
+        elif event.key in NEWLINE_KEYS:
+            event.stop()
+            event.prevent_default()
+            self.replace("\n", *self.selection, maintain_selection_offset=False)
+        else:
             await super()._on_key(event)
-            return
-        event.stop()
-        event.prevent_default()
-        if self.text.strip():
-            self.post_message(self.Submitted(self.text.strip()))
-
-    def action_newline(self) -> None:
-        self.insert("\n")
 
     def action_cursor_up(self, select: bool = False) -> None:
         if not select and self.navigator.is_first_wrapped_line(self.cursor_location):

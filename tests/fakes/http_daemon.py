@@ -1,0 +1,100 @@
+"""The daemon's HTTP API as a function, for clients and commands: no socket, no models.
+
+Behaves as scripted by its fields and records what was asked.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from app.client import QuireClient
+
+NOT_FOUND = {"error": {"message": "m is not installed; get it with `quire pull m`.", "code": "model_not_found"}}
+
+
+class Chunks(httpx.AsyncByteStream):
+    """A streamed body; an exception among the chunks is raised in its place."""
+
+    def __init__(self, chunks: list[bytes | BaseException]) -> None:
+        self.chunks = chunks
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for chunk in self.chunks:
+            if isinstance(chunk, BaseException):
+                raise chunk
+            yield chunk
+
+
+@dataclass
+class HttpDaemon:
+    """`answer` are the pieces of every chat answer; `pull_error` ends a pull instead of success."""
+
+    answer: list[str | BaseException] = field(default_factory=lambda: ["Hello", " there."])
+    installed: set[str] = field(default_factory=lambda: {"m"})
+    resident: list[dict[str, Any]] = field(default_factory=list)
+    pull_error: dict[str, Any] | None = None
+    chat_error: tuple[int, dict[str, Any]] | None = None
+    requests: list[tuple[str, Any]] = field(default_factory=list)
+
+    def client(self, *_: object) -> QuireClient:
+        """A client of this daemon; takes the place of `open_client` and its kin."""
+        return QuireClient("http://127.0.0.1:1", transport=httpx.MockTransport(self._handle))
+
+    def paths(self) -> list[str]:
+        return [path for path, _ in self.requests]
+
+    def _handle(self, request: httpx.Request) -> httpx.Response:
+        path, body = request.url.path, json.loads(request.content) if request.content else {}
+        self.requests.append((path, body))
+        match path:
+            case "/api/ps":
+                return httpx.Response(200, json={"models": self.resident})
+            case "/api/stop":
+                return httpx.Response(200, json={"stopped": any(r["name"] == body["model"] for r in self.resident)})
+            case "/api/pull":
+                return self._pull(body["model"])
+        if body["model"] not in self.installed:
+            return httpx.Response(404, json=NOT_FOUND)
+        match path:
+            case "/api/load":
+                return _lines({"status": "loading weights", "total": 4, "completed": 2}, {"status": "success"})
+            case "/api/delete":
+                self.installed.remove(body["model"])
+                return httpx.Response(200, json={"freed_bytes": 94_000_000})
+            case "/v1/chat/completions":
+                return self._chat()
+        raise AssertionError(f"no such route: {path}")
+
+    def _pull(self, model: str) -> httpx.Response:
+        steps = [
+            {"status": "looking for it"},
+            *({"status": "downloading", "file": "w.gguf", "total": 1000, "completed": n} for n in (0, 50, 120, 1000)),
+        ]
+        if self.pull_error:
+            return _lines(*steps, {"error": self.pull_error})
+        self.installed.add(model)
+        return _lines(*steps, {"status": "success"})
+
+    def _chat(self) -> httpx.Response:
+        if self.chat_error:
+            return httpx.Response(self.chat_error[0], json={"error": self.chat_error[1]})
+        chunks: list[bytes | BaseException] = []
+        for piece in self.answer:
+            chunks.append(_event({"choices": [{"delta": {"content": piece}}]}) if isinstance(piece, str) else piece)
+        chunks.append(_event({"choices": [{"delta": {}, "finish_reason": "stop"}]}))
+        chunks.append(_event({"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": len(self.answer)}}))
+        chunks.append(b"data: [DONE]\n\n")
+        return httpx.Response(200, stream=Chunks(chunks))
+
+
+def _lines(*values: dict[str, Any]) -> httpx.Response:
+    return httpx.Response(200, content=b"".join(json.dumps(value).encode() + b"\n" for value in values))
+
+
+def _event(value: dict[str, Any]) -> bytes:
+    return b"data: " + json.dumps(value).encode() + b"\n\n"

@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import pytest
+
+from tui.commands import Command, UnknownCommand, parse_command
+from tui.conversation import Conversation, PromptHistory
+
+
+def test_a_question_without_an_answer_is_taken_back() -> None:
+    conversation = Conversation("Be brief.")
+    conversation.ask("one")
+    conversation.answer("1")
+    conversation.ask("two")
+    conversation.answer("")
+    conversation.ask("three")
+    assert [message["content"] for message in conversation.messages] == ["Be brief.", "one", "1", "three"]
+    conversation.clear()
+    assert conversation.messages == [{"role": "system", "content": "Be brief."}]
+
+
+def test_history_walks_back_and_returns_to_the_draft() -> None:
+    history = PromptHistory()
+    assert history.older("draft") is None
+    assert history.newer() is None
+    for prompt in ("a", "b", "b"):
+        history.add(prompt)
+    assert history.older("draft") == "b"
+    assert history.older("b") == "a"
+    assert history.older("a") is None
+    assert history.newer() == "b"
+    assert history.newer() == "draft"
+    assert history.newer() is None
+
+
+@pytest.mark.parametrize(
+    ("text", "command"),
+    [
+        ("/clear", Command.CLEAR),
+        (" /BYE ", Command.BYE),
+        ("/exit", Command.BYE),
+        ("/?", Command.HELP),
+        ("/help", Command.HELP),
+        ("hello", None),
+        ("/etc/hosts", None),
+        ("/clear the table, please", None),
+        ("/", None),
+        ("1/2", None),
+    ],
+)
+def test_commands(text: str, command: Command | None) -> None:
+    assert parse_command(text) is command
+
+
+def test_an_unknown_command_names_the_way_out() -> None:
+    with pytest.raises(UnknownCommand, match=r"/claer.*/help"):
+        parse_command("/claer")
