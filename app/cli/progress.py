@@ -2,7 +2,7 @@
 
 A terminal gets a bar with rate and time left for downloads (`BarView`), one overwritten line
 for loading (`LineView`: importing rich would take longer than many a load); anything else gets
-a line now and then (`PlainView`); `--json` gets every event on stdout (`JsonView`).
+a line now and then (`PlainView`, `StageView`); `--json` gets every event on stdout (`JsonView`).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def pull_view(*, json_output: bool) -> ProgressView:
 
 def load_view() -> ProgressView:
     """The view of loading a model into memory."""
-    return LineView() if sys.stderr.isatty() else PlainView()
+    return LineView() if sys.stderr.isatty() else StageView()
 
 
 class JsonView:
@@ -75,6 +75,21 @@ class PlainView:
         if step != self._shown:
             self._shown = step
             notice(_describe(line))
+
+    def close(self) -> None:
+        pass
+
+
+class StageView:
+    """A line for each new stage, without counts."""
+
+    def __init__(self) -> None:
+        self._shown = ""
+
+    def show(self, line: ProgressLine) -> None:
+        if line.status != self._shown:
+            self._shown = line.status
+            notice(line.status)
 
     def close(self) -> None:
         pass

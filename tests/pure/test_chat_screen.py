@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
 import pytest
+from textual import events
 from textual.pilot import Pilot
 from textual.widgets.markdown import MarkdownBlock, MarkdownFence
 
@@ -31,9 +32,15 @@ FINISHED = ChatFinished(
 class FakeClient:
     """Answers each chat with the next script: text, an error to raise, or an event to wait for."""
 
-    def __init__(self, *scripts: Sequence[str | ClientError | asyncio.Event], load_error: ClientError | None = None):
+    def __init__(
+        self,
+        *scripts: Sequence[str | ClientError | asyncio.Event],
+        load_error: ClientError | None = None,
+        load_gates: tuple[asyncio.Event, ...] = (),
+    ) -> None:
         self.scripts = list(scripts)
         self.load_error = load_error
+        self.load_gates = load_gates
         self.requests: list[list[dict[str, Any]]] = []
         self.params: list[dict[str, Any]] = []
         self.num_closed = 0
@@ -57,7 +64,9 @@ class FakeClient:
             self.num_closed += 1
 
     async def load(self, model: str) -> AsyncGenerator[ProgressLine, None]:
-        yield ProgressLine("loading weights", total=4, completed=1)
+        for i, gate in enumerate(self.load_gates):
+            yield ProgressLine("loading weights", total=4, completed=i)
+            await gate.wait()
         if self.load_error:
             raise self.load_error
 
@@ -201,12 +210,52 @@ async def test_a_model_that_cannot_load_says_why() -> None:
         assert pilot.app.screen.query_one(HeaderLine).state_text == "not loaded"
 
 
+async def test_a_question_asked_during_loading_waits_and_loading_stays_visible() -> None:
+    gates, answer = (asyncio.Event(), asyncio.Event()), asyncio.Event()
+    client = FakeClient([answer, "Hello."], load_gates=gates)
+    async with ChatApp(client, "m").run_test() as pilot:
+        header = pilot.app.screen.query_one(HeaderLine)
+        await wait_until(pilot, lambda: header.state_text == "loading weights 0 %")
+        await ask(pilot, "Hi")
+        await wait_until(pilot, lambda: header.state_text == "waiting")
+        gates[0].set()
+        await wait_until(pilot, lambda: header.state_text == "loading weights 25 %")
+        gates[1].set()
+        await wait_until(pilot, lambda: header.state_text == "waiting")
+        answer.set()
+        await wait_until(pilot, lambda: texts(pilot, AssistantMessage) == ["Hello."])
+        await wait_until(pilot, lambda: header.state_text == "ready")
+
+
+async def test_a_load_that_fails_under_a_waiting_question_is_told_once() -> None:
+    gate, answer = asyncio.Event(), asyncio.Event()
+    error = ClientError(422, "unsupported_model", "This is not supported; try another.")
+    client = FakeClient([answer, error], load_error=error, load_gates=(gate,))
+    async with ChatApp(client, "m").run_test() as pilot:
+        await ask(pilot, "Hi")
+        await wait_until(pilot, lambda: len(client.requests) == 1)
+        gate.set()
+        await wait_until(pilot, lambda: pilot.app.screen.query_one(HeaderLine).state_text == "not loaded")
+        answer.set()
+        await wait_until(pilot, lambda: not screen_of(pilot).is_answering)
+        assert len(texts(pilot, Notice)) == 1
+
+
 async def test_enter_sends_and_ctrl_j_breaks_the_line() -> None:
     client = FakeClient(["ok"])
     async with ChatApp(client, "m").run_test() as pilot:
         await pilot.press("a", "ctrl+j", "b", "shift+enter", "c", "enter")
         await wait_until(pilot, lambda: client.num_closed == 1)
         assert client.requests[0][-1]["content"] == "a\nb\nc"
+
+
+async def test_keys_that_come_in_a_burst_keep_their_order() -> None:
+    client = FakeClient(["ok"])
+    async with ChatApp(client, "m").run_test() as pilot:
+        for key, character in (("a", "a"), ("ctrl+j", None), ("b", "b"), ("enter", None)):
+            pilot.app.post_message(events.Key(key, character))
+        await wait_until(pilot, lambda: client.num_closed == 1)
+        assert client.requests[0][-1]["content"] == "a\nb"
 
 
 async def test_commands() -> None:

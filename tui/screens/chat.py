@@ -84,14 +84,15 @@ class ChatScreen(Screen[None]):
         try:
             async with aclosing(self._client.load(self._model)) as events:
                 async for progress in events:
-                    if not self._is_answering:
-                        self._show_state(State.LOADING, format_progress(progress))
+                    self._show_state(State.LOADING, format_progress(progress))
         except ClientError as error:
             self._show_state(State.FAILED, "not loaded")
-            await self._transcript.add(Notice(error.message, "error"))
+            # An answer that waits for the model fails for the same reason and says so itself.
+            if not self._is_answering:
+                await self._transcript.add(Notice(error.message, "error"))
             return
-        if not self._is_answering:
-            self._show_state(State.READY)
+        if self.query_one(HeaderLine).state is State.LOADING:
+            self._show_state(State.WAITING if self._is_answering else State.READY)
 
     @on(PromptInput.Submitted)
     async def _send(self, event: PromptInput.Submitted) -> None:

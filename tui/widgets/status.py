@@ -31,6 +31,7 @@ class HeaderLine(Horizontal):
         super().__init__()
         self._model = model
         self._state = Static(id="state")
+        self.state = State.READY
         self.state_text = ""
 
     def compose(self) -> ComposeResult:
@@ -40,6 +41,7 @@ class HeaderLine(Horizontal):
 
     def show_state(self, state: State, text: str | None = None) -> None:
         """Show `state`, in the words of `text` if given."""
+        self.state = state
         self.state_text = text or state.value
         self._state.update(f"● {self.state_text}")
         self._state.set_classes(f"-{state.value}")
