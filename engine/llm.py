@@ -22,6 +22,7 @@ from engine.api.sampling import SamplingParams
 from engine.api.wire import EngineStats, WorkerFacts
 from engine.loop import EngineLoop
 from engine.text.stage import SequenceText, TextStage
+from engine.text.tokenizer import empty_tokenizer
 
 PromptInput = str | Sequence[int] | Mapping[str, Any]
 """A text, token ids, or a mapping with `prompt` or `prompt_token_ids`."""
@@ -73,8 +74,7 @@ class LLM:
             seed=seed,
         )
         self._engine = EngineLoop(config)
-        facts = self._engine.facts
-        self._text = TextStage.open(path, max_model_len=facts.max_model_len, vocab_size=facts.vocab_size)
+        self._text = _open_text(path, load_format, self._engine.facts)
         self._sequence_ids = itertools.count(1)
         self._request_ids = itertools.count()
 
@@ -214,6 +214,13 @@ def _collect(request: GenerateRequest, choices: list[_Collector]) -> RequestOutp
         outputs=tuple(choice.output() for choice in choices),
         num_cached_tokens=choices[0].num_cached_tokens,
     )
+
+
+def _open_text(model: Path, load_format: LoadFormat, facts: WorkerFacts) -> TextStage:
+    """The text stage; random weights need no tokenizer, and prompts are then given as token ids."""
+    if load_format == "dummy" and model.is_dir() and not (model / "tokenizer.json").is_file():
+        return TextStage(empty_tokenizer(), None, facts.max_model_len, facts.vocab_size)
+    return TextStage.open(model, max_model_len=facts.max_model_len, vocab_size=facts.vocab_size)
 
 
 def _find_model(model: str | Path) -> Path:

@@ -7,9 +7,11 @@ Knows what a resident model consists of, but not which ones stay: that is
 from __future__ import annotations
 
 import asyncio
+import os
 import re
+import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -77,7 +79,7 @@ class ModelLoader:
         try:
             facts = await worker.start(
                 self._worker_command,
-                self._data_root.library_environment(),
+                {**self._data_root.library_environment(), **_thread_environment(os.environ)},
                 self._data_root.logs / f"worker-{_file_name(installed.name)}.log",
                 self._engine_config(installed, budget_bytes),
                 timeout_s=settings.worker_start_timeout_s,
@@ -111,7 +113,17 @@ class ModelLoader:
             gpu_memory_utilization=settings.gpu_memory_utilization,
             memory_budget_bytes=budget_bytes,
             num_threads=settings.num_threads,
+            seed=secrets.randbits(63),
         )
+
+
+def _thread_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Let the worker's compute threads sleep while they wait for one another, unless the user decides otherwise.
+
+    By default they spin, and on cores that other programs use too that made a step four times slower
+    (docs/log.md, 2026-11-21).
+    """
+    return {} if "OMP_WAIT_POLICY" in environ else {"OMP_WAIT_POLICY": "PASSIVE"}
 
 
 def _file_name(model_name: str) -> str:

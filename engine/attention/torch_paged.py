@@ -11,8 +11,10 @@ Runs on any device torch supports.  Chosen by `engine.attention.select`.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -78,8 +80,8 @@ class TorchPagedAttention:
         spec = self._spec
         shape = (spec.num_layers, num_blocks * spec.block_size, spec.num_kv_heads, spec.head_dim)
         try:
-            self._keys = torch.zeros(shape, dtype=spec.dtype, device=self._device)
-            self._values = torch.zeros(shape, dtype=spec.dtype, device=self._device)
+            self._keys = _zeros(shape, spec.dtype, self._device)
+            self._values = _zeros(shape, spec.dtype, self._device)
         except (RuntimeError, MemoryError) as error:
             needed_gib = num_blocks * spec.bytes_per_block / 2**30
             raise InsufficientMemory(
@@ -198,3 +200,15 @@ class TorchPagedAttention:
             enable_gqa=query.shape[1] != key.shape[1],
         )
         return output[0].transpose(0, 1)
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Zeros; never uninitialised memory, since a NaN in an unused slot would survive its zero weight.
+
+    torch writes its zeros on the CPU, while numpy takes them from the system, which maps a page when
+    it is first touched: gigabytes of cache then cost neither start-up time nor memory until used.
+    """
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    num_bytes = math.prod(shape) * dtype.itemsize
+    return torch.from_numpy(np.zeros(num_bytes, dtype=np.uint8)).view(dtype).view(shape)

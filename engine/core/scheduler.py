@@ -318,7 +318,6 @@ class Scheduler:
         self._running.remove(sequence)
         self.block_pool.free(sequence.block_table)
         sequence.block_table = []
-        sequence.num_hashed_blocks = 0
         self._free_rows.append(sequence.row)
         sequence.row = NO_ROW
 

@@ -99,6 +99,13 @@ def load_tokenizer(model: Path) -> Tokenizer:
     return gguf_tokenizer(read_gguf_header(model).metadata)
 
 
+def empty_tokenizer() -> Tokenizer:
+    """Return a tokenizer without a vocabulary, for a config that came alone: no text has ids, no id has text."""
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE())
+    backend.decoder = tokenizers.decoders.ByteLevel()
+    return Tokenizer(backend)
+
+
 def gguf_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
     """Return the tokenizer that the metadata of a GGUF file describes; errors as `load_tokenizer`."""
     vocabulary = build_gguf_vocabulary(metadata)

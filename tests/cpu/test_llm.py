@@ -1,0 +1,105 @@
+"""The offline API: what it accepts, what it returns, and how it refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from engine import LLM, SamplingParams
+from engine.api.errors import ContextLengthExceeded, InvalidParameter
+from store.errors import ModelNotFound
+from tests.fakes.checkpoints import write_hf_checkpoint, write_tokenizer
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("llama")
+    write_hf_checkpoint(path, "llama")
+    write_tokenizer(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def llm(checkpoint: Path) -> LLM:
+    return LLM(checkpoint, device="cpu", max_model_len=128, max_num_seqs=4)
+
+
+def test_prompts_come_as_text_as_token_ids_or_in_mappings(llm: LLM):
+    by_text = llm.generate("the quick brown fox", GREEDY)[0]
+    token_ids = list(by_text.prompt_token_ids)
+    variants = llm.generate([{"prompt": "the quick brown fox"}, {"prompt_token_ids": token_ids}, token_ids], GREEDY)
+    assert by_text.prompt == "the quick brown fox"
+    assert [variant.prompt for variant in variants] == ["the quick brown fox", None, None]
+    for variant in variants:
+        assert list(variant.prompt_token_ids) == token_ids
+        assert variant.outputs[0].token_ids == by_text.outputs[0].token_ids
+        assert variant.outputs[0].text == by_text.outputs[0].text
+        assert variant.outputs[0].finish_reason == "length"
+
+
+def test_each_prompt_may_have_its_own_sampling_params(llm: LLM):
+    short, long = (SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True) for count in (2, 9))
+    outputs = llm.generate(["the dog", "the fox"], [short, long])
+    assert [len(output.outputs[0].token_ids) for output in outputs] == [2, 9]
+    with pytest.raises(InvalidParameter, match="2 prompts but 1 sampling params"):
+        llm.generate(["the dog", "the fox"], [short])
+
+
+def test_logprobs_are_there_when_asked_for(llm: LLM):
+    asked = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True, logprobs=2)
+    output = llm.generate("the dog", asked)[0].outputs[0]
+    assert output.logprobs is not None
+    assert [entry.token_id for entry in output.logprobs] == list(output.token_ids)
+    for entry in output.logprobs:
+        assert entry.logprob == pytest.approx(entry.top[0][2])
+        assert len(entry.top) == 2
+    assert llm.generate("the dog", GREEDY)[0].outputs[0].logprobs is None
+
+
+def test_a_stop_string_ends_the_text_and_frees_the_blocks(llm: LLM):
+    text = llm.generate("the quick brown fox", GREEDY)[0].outputs[0].text
+    stop = text[2:4]
+    output = llm.generate("the quick brown fox", SamplingParams(temperature=0.0, ignore_eos=True, stop=(stop,)))[0]
+    assert output.outputs[0].text == text[: text.index(stop)]
+    assert (output.outputs[0].finish_reason, output.outputs[0].stop_reason) == ("stop", stop)
+    assert llm.stats().num_free_blocks == llm.stats().num_blocks
+
+
+def test_chat_takes_one_conversation_or_several(llm: LLM):
+    hello = [{"role": "user", "content": "hello"}]
+    (single,) = llm.chat(hello, GREEDY)
+    several = llm.chat([hello, [*hello, {"role": "assistant", "content": "hi"}, hello[0]]], GREEDY)
+    assert several[0].outputs[0].token_ids == single.outputs[0].token_ids
+    assert len(several[1].prompt_token_ids) > len(single.prompt_token_ids)
+
+
+def test_what_cannot_run_is_refused_before_anything_starts(llm: LLM):
+    with pytest.raises(ContextLengthExceeded) as refused:
+        llm.generate([[5, 6], list(range(3, 203))], GREEDY)
+    assert (refused.value.needed_tokens, refused.value.available_tokens) == (201, 128)
+    with pytest.raises(InvalidParameter, match="prompt mapping"):
+        llm.generate({"text": "hello"}, GREEDY)
+    with pytest.raises(InvalidParameter, match="temperature"):
+        llm.generate("hello", SamplingParams(temperature=-1.0))
+    assert llm.stats().num_waiting == llm.stats().num_running == 0
+
+
+def test_random_weights_need_a_config_alone(checkpoint: Path, tmp_path: Path):
+    (tmp_path / "config.json").write_bytes((checkpoint / "config.json").read_bytes())
+    llm = LLM(tmp_path, load_format="dummy", device="cpu", max_model_len=64, max_num_seqs=2)
+    outputs = llm.generate([{"prompt_token_ids": [5, 6, 7]}] * 3, GREEDY)
+    assert [len(output.outputs[0].token_ids) for output in outputs] == [8, 8, 8]
+
+
+def test_a_name_that_is_not_installed_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("QUIRE_HOME", str(tmp_path))
+    with pytest.raises(ModelNotFound, match="quire pull"):
+        LLM("qwen3:0.6b")
+
+
+def test_a_context_beyond_the_models_is_refused(checkpoint: Path):
+    with pytest.raises(InvalidParameter, match="max_model_len"):
+        LLM(checkpoint, device="cpu", max_model_len=100_000)
