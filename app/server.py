@@ -103,7 +103,7 @@ def create_app(settings: Settings, parts: Parts | None = None) -> Litestar:
 def build_daemon(settings: Settings, parts: Parts | None, *, request_shutdown: Callable[[], None]) -> Daemon:
     """Compose everything; `request_shutdown` is what POST /api/shutdown calls.  Raises `DataRootUnusable`."""
     parts = real_parts(settings) if parts is None else parts
-    models = ModelStore(parts.data_root)
+    models = ModelStore(parts.data_root, serves_paths=settings.binds_loopback)
     metrics = Metrics()
     supervisor = _supervisor(settings, parts, models, metrics)
     is_draining = threading.Event()

@@ -85,10 +85,15 @@ def hub_reference(name: ModelName) -> str:
 
 
 class ModelStore:
-    """The installed models of one data root; reads the disk on every call and keeps nothing."""
+    """The installed models of one data root; reads the disk on every call and keeps nothing.
 
-    def __init__(self, root: DataRoot) -> None:
+    Without `serves_paths` only names are found, never files: for callers that speak for other machines,
+    which must neither open files here nor learn which exist.
+    """
+
+    def __init__(self, root: DataRoot, *, serves_paths: bool = True) -> None:
         self.root = root
+        self._serves_paths = serves_paths
 
     def list(self) -> list[InstalledModel]:
         """All installed models whose files are still there, by name."""
@@ -103,6 +108,8 @@ class ModelStore:
         """
         parsed = parse_model_name(name)
         if parsed.kind == "path":
+            if not self._serves_paths:
+                raise ModelNotFound("Models are served by name here, not by path; `quire list` shows the names.")
             return _model_at_path(parsed)
         model = self.find_pulled(parsed)
         if model is None:

@@ -101,6 +101,18 @@ def test_messages_name_the_next_step(store: ModelStore) -> None:
         store.remove("starter")
 
 
+def test_a_store_that_speaks_for_other_machines_finds_no_files(store: ModelStore, tmp_path: Path) -> None:
+    model = tmp_path / "model.gguf"
+    model.write_bytes(b"GGUF")
+    assert store.find(str(model)).path == model
+    remote = ModelStore(store.root, serves_paths=False)
+    with pytest.raises(ModelNotFound) as existing:
+        remote.find(str(model))
+    with pytest.raises(ModelNotFound) as missing:
+        remote.find(str(tmp_path / "other.gguf"))
+    assert str(existing.value) == str(missing.value)
+
+
 def test_local_paths_are_found_and_not_registered(store: ModelStore, tmp_path: Path) -> None:
     directory = tmp_path / "tiny"
     directory.mkdir()
