@@ -325,8 +325,7 @@ class Scheduler:
         """Take in one token, which may end the sequence; it may have been preempted since the token was scheduled."""
         is_first = sequence.num_output_tokens == 0
         sequence.token_ids.append(token_id)
-        if sequence.row != NO_ROW:
-            self._prefix_cache.offer(sequence)
+        self._prefix_cache.offer(sequence)
         if is_first:
             self._count_prompt(sequence)
         finish_reason, stop_token_id = _finish_reason(sequence, token_id)

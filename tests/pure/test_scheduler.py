@@ -1,8 +1,7 @@
-"""`Scheduler`: policy, pipelining, and how sequences end, one situation at a time."""
+"""`Scheduler`: limits, token budget, blocks, prefix sharing and how sequences end, one situation at a time."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -11,53 +10,9 @@ from engine.api.errors import ContextLengthExceeded, InvalidParameter
 from engine.api.output import StepOutput, TokenLogprobs
 from engine.api.request import Prompt
 from engine.api.sampling import SamplingParams
-from engine.core.batch import SampledTokens, ScheduledBatch
-from engine.core.scheduler import Scheduler, SchedulerConfig
+from engine.core.batch import SampledTokens
 from engine.core.waiting_queue import MAX_BYPASSES
-
-TOKEN = 7
-
-
-def make(**overrides: Any) -> Scheduler:
-    settings: dict[str, Any] = {
-        "max_num_seqs": 8,
-        "max_num_batched_tokens": 64,
-        "max_model_len": 256,
-        "block_size": 4,
-        "num_blocks": 64,
-        "enable_prefix_caching": False,
-    }
-    return Scheduler(SchedulerConfig(**(settings | overrides)))
-
-
-def add(
-    scheduler: Scheduler, sequence_id: int, prompt: int | Iterable[int], max_tokens: int = 100, **sampling: Any
-) -> None:
-    """`prompt` is a number of tokens, distinct from those of other sequences, or the token ids."""
-    first = 1000 * (sequence_id + 1)
-    token_ids = tuple(range(first, first + prompt)) if isinstance(prompt, int) else tuple(prompt)
-    stop_token_ids = sampling.pop("stop_token_ids", ())
-    scheduler.add(Prompt(sequence_id, token_ids, max_tokens, SamplingParams(**sampling), stop_token_ids))
-
-
-def schedule(scheduler: Scheduler) -> ScheduledBatch:
-    batch = scheduler.schedule()
-    assert batch is not None
-    return batch
-
-
-def commit(scheduler: Scheduler, batch: ScheduledBatch, token_id: int = TOKEN) -> list[StepOutput]:
-    count = sum(sequence.samples for sequence in batch.sequences)
-    return scheduler.commit(batch, SampledTokens((token_id,) * count, (None,) * count))
-
-
-def step(scheduler: Scheduler, token_id: int = TOKEN) -> list[StepOutput]:
-    return commit(scheduler, schedule(scheduler), token_id)
-
-
-def shares(batch: ScheduledBatch) -> dict[int, int]:
-    """Tokens per sequence of a batch."""
-    return {sequence.sequence_id: sequence.num_tokens for sequence in batch.sequences}
+from tests.fakes.scheduling import TOKEN, add, commit, make_scheduler, schedule, shares, step
 
 
 class TestLimits:
@@ -73,10 +28,10 @@ class TestLimits:
     )
     def test_config_that_cannot_work_is_refused(self, overrides: dict[str, Any], message: str) -> None:
         with pytest.raises(ValueError, match=message):
-            make(**overrides)
+            make_scheduler(**overrides)
 
     def test_prompt_without_room_for_an_output_is_refused(self) -> None:
-        scheduler = make()
+        scheduler = make_scheduler()
         with pytest.raises(ContextLengthExceeded) as caught:
             add(scheduler, 1, 256)
         assert (caught.value.needed_tokens, caught.value.available_tokens) == (257, 256)
@@ -91,7 +46,7 @@ class TestLimits:
         ],
     )
     def test_prompt_that_cannot_run_is_refused(self, prompt: Prompt, param: str) -> None:
-        scheduler = make()
+        scheduler = make_scheduler()
         add(scheduler, 0, 3)
         with pytest.raises(InvalidParameter) as caught:
             scheduler.add(prompt)
@@ -99,23 +54,25 @@ class TestLimits:
         assert scheduler.num_waiting == 1
 
     def test_rows_bound_the_running_sequences(self) -> None:
-        scheduler = make(max_num_seqs=2)
+        scheduler = make_scheduler(max_num_seqs=2)
         for sequence_id in range(3):
             add(scheduler, sequence_id, 4)
         assert shares(schedule(scheduler)) == {0: 4, 1: 4}
         assert (scheduler.num_running, scheduler.num_waiting) == (2, 1)
 
     def test_a_budget_below_max_num_seqs_still_serves_every_running_sequence(self) -> None:
-        scheduler = make(max_num_batched_tokens=3)
+        scheduler = make_scheduler(max_num_batched_tokens=3)
         for sequence_id in range(5):
             add(scheduler, sequence_id, 1)
-        assert shares(schedule(scheduler)).keys() == {0, 1, 2}
-        assert shares(schedule(scheduler)).keys() == {0, 1, 2}
+        for _ in range(3):
+            batch = schedule(scheduler)
+            assert scheduler.num_running == 3, "no sequence holds blocks and a row without getting a token"
+            assert shares(batch).keys() == {0, 1, 2}
 
 
 class TestTokenBudget:
     def test_a_long_prompt_is_cut_at_block_boundaries_and_samples_once(self) -> None:
-        scheduler = make(max_num_batched_tokens=30)
+        scheduler = make_scheduler(max_num_batched_tokens=30)
         add(scheduler, 0, 70)
         batches = [schedule(scheduler) for _ in range(3)]
         parts = [(s.start, s.num_tokens, s.samples) for batch in batches for s in batch.sequences]
@@ -123,12 +80,12 @@ class TestTokenBudget:
         assert [len(batch.row_starts) for batch in batches] == [1, 0, 0]
 
     def test_a_budget_below_a_block_is_used(self) -> None:
-        scheduler = make(max_num_batched_tokens=3)
+        scheduler = make_scheduler(max_num_batched_tokens=3)
         add(scheduler, 0, 8)
         assert [schedule(scheduler).num_tokens for _ in range(3)] == [3, 1, 3]
 
     def test_decodes_come_first_and_prefills_get_the_rest(self) -> None:
-        scheduler = make(max_num_batched_tokens=34)
+        scheduler = make_scheduler(max_num_batched_tokens=34)
         add(scheduler, 0, 5)
         step(scheduler)
         add(scheduler, 1, 100)
@@ -137,7 +94,7 @@ class TestTokenBudget:
         assert batch.num_decodes == 1
 
     def test_a_short_prompt_is_not_held_back_by_long_ones(self) -> None:
-        scheduler = make()
+        scheduler = make_scheduler()
         add(scheduler, 0, 200)
         add(scheduler, 1, 200)
         step(scheduler)
@@ -146,28 +103,28 @@ class TestTokenBudget:
         assert [output.sequence_id for output in outputs] == [2]
 
     def test_the_oldest_prefill_keeps_half_of_the_budget(self) -> None:
-        scheduler = make()
+        scheduler = make_scheduler()
         add(scheduler, 0, 200)
         for sequence_id in range(1, 8):
             add(scheduler, sequence_id, 20)
         assert shares(schedule(scheduler))[0] >= 32
 
     def test_equal_prompts_are_finished_in_order_instead_of_all_late(self) -> None:
-        scheduler = make()
+        scheduler = make_scheduler()
         for sequence_id in range(4):
             add(scheduler, sequence_id, 64)
         first_tokens = [{output.sequence_id for output in step(scheduler)} for _ in range(2)]
         assert first_tokens == [set(), {0, 1}]
 
     def test_without_chunks_a_prompt_is_computed_whole(self) -> None:
-        scheduler = make(enable_chunked_prefill=False, max_num_batched_tokens=256, num_blocks=128)
+        scheduler = make_scheduler(enable_chunked_prefill=False, max_num_batched_tokens=256, num_blocks=128)
         add(scheduler, 0, 200)
         add(scheduler, 1, 100)
         assert shares(schedule(scheduler)) == {0: 200}
         assert shares(schedule(scheduler)) == {0: 1, 1: 100}
 
     def test_without_chunks_decodes_make_room_for_a_prompt_that_would_never_fit_beside_them(self) -> None:
-        scheduler = make(enable_chunked_prefill=False, max_num_batched_tokens=256, num_blocks=128)
+        scheduler = make_scheduler(enable_chunked_prefill=False, max_num_batched_tokens=256, num_blocks=128)
         for sequence_id in range(4):
             add(scheduler, sequence_id, 4)
         step(scheduler)
@@ -178,7 +135,7 @@ class TestTokenBudget:
 
 class TestBlocks:
     def test_a_row_hears_of_each_block_once(self) -> None:
-        scheduler = make()
+        scheduler = make_scheduler()
         add(scheduler, 0, 6)
         batch = schedule(scheduler)
         (update,) = batch.block_updates
@@ -192,7 +149,7 @@ class TestBlocks:
         assert updates == [[], [], [(2, 1)], []]
 
     def test_a_finished_sequence_gives_its_blocks_back_at_once(self) -> None:
-        scheduler = make()
+        scheduler = make_scheduler()
         add(scheduler, 0, 9, max_tokens=1)
         assert step(scheduler)[0].finish_reason == "length"
         assert scheduler.block_pool.num_free == 64
@@ -200,25 +157,25 @@ class TestBlocks:
         assert scheduler.schedule() is None
 
     def test_admission_leaves_a_block_for_each_running_sequence(self) -> None:
-        scheduler = make(num_blocks=8, max_model_len=32)
+        scheduler = make_scheduler(num_blocks=8, max_model_len=32)
         add(scheduler, 0, 16)
         add(scheduler, 1, 16)
         schedule(scheduler)
         assert scheduler.num_running == 1
-        scheduler = make(num_blocks=9, max_model_len=32)
+        scheduler = make_scheduler(num_blocks=9, max_model_len=32)
         add(scheduler, 0, 16)
         add(scheduler, 1, 16)
         schedule(scheduler)
         assert scheduler.num_running == 2
 
     def test_a_sequence_of_the_whole_pool_runs_alone(self) -> None:
-        scheduler = make(num_blocks=8, max_model_len=32)
+        scheduler = make_scheduler(num_blocks=8, max_model_len=32)
         add(scheduler, 0, 31)
         (output,) = step(scheduler)
         assert output.finish_reason == "length"
 
     def test_a_small_sequence_passes_a_blocked_one_a_bounded_number_of_times(self) -> None:
-        scheduler = make(num_blocks=16, max_model_len=64)
+        scheduler = make_scheduler(num_blocks=16, max_model_len=64)
         add(scheduler, 0, 4, max_tokens=60)
         step(scheduler)
         add(scheduler, 1, 60)
@@ -236,156 +193,28 @@ class TestBlocks:
         assert started[MAX_BYPASSES] == 1, "nobody else passes it before it starts"
 
 
-class TestPreemption:
-    def crowded(self) -> Scheduler:
-        """Two sequences that fill a pool of 8 blocks while they generate."""
-        scheduler = make(num_blocks=8, max_model_len=32)
-        add(scheduler, 0, 8, max_tokens=20)
-        add(scheduler, 1, 8, max_tokens=20)
-        return scheduler
-
-    def run_until_preemption(self, scheduler: Scheduler) -> None:
-        while scheduler.stats().preemptions_total == 0:
-            step(scheduler)
-
-    def test_the_most_recent_arrival_gives_way_and_later_resumes_with_its_outputs(self) -> None:
-        scheduler = self.crowded()
-        self.run_until_preemption(scheduler)
-        assert [s.sequence_id for s in scheduler._waiting] == [1]
-        num_known = len(scheduler._sequences[1].token_ids)
-        assert num_known > 8
-        outputs: list[StepOutput] = []
-        starts = []
-        while scheduler.has_work:
-            batch = schedule(scheduler)
-            starts += batch.row_starts
-            outputs += commit(scheduler, batch)
-        (start,) = starts
-        assert (start.sequence_id, start.num_prompt_tokens, len(start.token_ids)) == (1, 8, num_known)
-        assert start.token_ids[8:] == (TOKEN,) * (num_known - 8)
-        assert sum(len(o.token_ids) for o in outputs if o.sequence_id == 1) == 20 - (num_known - 8)
-
-    def test_a_preempted_sequence_is_ahead_of_later_arrivals(self) -> None:
-        scheduler = self.crowded()
-        step(scheduler)
-        add(scheduler, 2, 24)
-        self.run_until_preemption(scheduler)
-        assert [s.sequence_id for s in scheduler._waiting] == [1, 2]
-
-    def test_the_oldest_gets_a_token_in_every_step(self) -> None:
-        scheduler = make(num_blocks=8, max_model_len=32)
-        for sequence_id in range(6):
-            add(scheduler, sequence_id, 4, max_tokens=28)
-        for _ in range(28):
-            assert 0 in {output.sequence_id for output in step(scheduler)}
-        assert scheduler.stats().preemptions_total > 0
-
-    def test_a_token_in_flight_survives_preemption(self) -> None:
-        scheduler = self.crowded()
-        in_flight = [schedule(scheduler)]
-        while scheduler.stats().preemptions_total == 0:
-            in_flight.append(schedule(scheduler))
-            if scheduler.stats().preemptions_total == 0:
-                commit(scheduler, in_flight.pop(0))
-        preempted = scheduler._sequences[1]
-        assert preempted.num_pending_tokens == 1
-        outputs = commit(scheduler, in_flight.pop(0))
-        assert {o.sequence_id for o in outputs} == {0, 1}
-        assert preempted.num_pending_tokens == 0
-
-    def test_a_preempted_sequence_starts_again_only_when_its_tokens_are_known(self) -> None:
-        scheduler = make(num_blocks=8, max_model_len=32)
-        add(scheduler, 0, 8, max_tokens=20)
-        add(scheduler, 1, 8, max_tokens=20)
-        sequences = dict(scheduler._sequences)
-        in_flight = [schedule(scheduler)]
-        while scheduler.stats().preemptions_total == 0:
-            in_flight.append(schedule(scheduler))
-        scheduler.abort(0)
-        assert sequences[1].num_pending_tokens == len(in_flight) - 1
-        while sequences[1].num_pending_tokens:
-            assert scheduler.schedule() is None
-            commit(scheduler, in_flight.pop(0))
-        (start,) = schedule(scheduler).row_starts
-        assert start.token_ids == tuple(sequences[1].token_ids)
-
-    def test_a_preempted_sequence_may_end_with_a_token_in_flight(self) -> None:
-        scheduler = make(num_blocks=8, max_model_len=32)
-        add(scheduler, 0, 8, max_tokens=20)
-        add(scheduler, 1, 8, max_tokens=20, stop_token_ids=(99,))
-        in_flight = [schedule(scheduler)]
-        while scheduler.stats().preemptions_total == 0:
-            in_flight.append(schedule(scheduler))
-        outputs = commit(scheduler, in_flight.pop(0), token_id=99)
-        assert {o.sequence_id: o.finish_reason for o in outputs} == {0: None, 1: "stop"}
-        assert scheduler.num_waiting == 0
-        for batch in in_flight:
-            assert [o.sequence_id for o in commit(scheduler, batch)] == [0]
-
-
-class TestPipelining:
-    def test_a_pending_token_is_computed_before_the_host_knows_it(self) -> None:
-        scheduler = make()
-        add(scheduler, 0, 5)
-        first, second = schedule(scheduler), schedule(scheduler)
-        (decode,) = second.sequences
-        assert (decode.start, decode.num_tokens, decode.samples) == (5, 1, True)
-        assert [o.token_ids for o in commit(scheduler, first, 8) + commit(scheduler, second, 9)] == [(8,), (9,)]
-        assert scheduler._sequences[0].token_ids[5:] == [8, 9]
-
-    def test_nothing_is_scheduled_beyond_max_tokens(self) -> None:
-        scheduler = make()
-        add(scheduler, 0, 5, max_tokens=2)
-        batches = [schedule(scheduler), schedule(scheduler)]
-        assert scheduler.schedule() is None
-        assert [commit(scheduler, batch)[0].finish_reason for batch in batches] == [None, "length"]
-
-    def test_nothing_is_scheduled_beyond_the_context(self) -> None:
-        scheduler = make(max_model_len=8)
-        add(scheduler, 0, 6, max_tokens=100)
-        batches = [schedule(scheduler), schedule(scheduler)]
-        assert scheduler.schedule() is None
-        assert [commit(scheduler, batch)[0].finish_reason for batch in batches] == [None, "length"]
-
-    def test_a_sequence_that_has_ended_drops_what_was_in_flight(self) -> None:
-        scheduler = make()
-        add(scheduler, 0, 5, stop_token_ids=(9,))
-        first, second = schedule(scheduler), schedule(scheduler)
-        assert commit(scheduler, first, 9)[0].finish_reason == "stop"
-        assert scheduler.block_pool.num_free == 64
-        assert commit(scheduler, second, 9) == []
-
-    def test_an_aborted_sequence_drops_what_was_in_flight(self) -> None:
-        scheduler = make()
-        add(scheduler, 0, 5)
-        add(scheduler, 1, 5)
-        batch = schedule(scheduler)
-        scheduler.abort(0)
-        assert [o.sequence_id for o in commit(scheduler, batch)] == [1]
-
-
 class TestEnds:
     def test_a_stop_token_ends_the_sequence_and_is_its_last_token(self) -> None:
-        scheduler = make()
+        scheduler = make_scheduler()
         add(scheduler, 0, 5, stop_token_ids=(8, 9), max_tokens=2)
         assert step(scheduler, 7)[0].finish_reason is None
         (output,) = step(scheduler, 9)
         assert (output.token_ids, output.finish_reason, output.stop_token_id) == ((9,), "stop", 9)
 
     def test_a_stop_token_does_not_count_until_min_tokens_precede_it(self) -> None:
-        scheduler = make()
+        scheduler = make_scheduler()
         add(scheduler, 0, 5, stop_token_ids=(9,), min_tokens=2)
         assert [step(scheduler, 9)[0].finish_reason for _ in range(3)] == [None, None, "stop"]
 
     def test_max_tokens_and_the_context_end_with_length(self) -> None:
-        scheduler = make(max_model_len=8)
+        scheduler = make_scheduler(max_model_len=8)
         add(scheduler, 0, 5, max_tokens=2)
         add(scheduler, 1, 5, max_tokens=50)
         ends = [{o.sequence_id: o.finish_reason for o in step(scheduler)} for _ in range(3)]
         assert ends == [{0: None, 1: None}, {0: "length", 1: None}, {1: "length"}]
 
     def test_abort_frees_at_once_and_answers_once(self) -> None:
-        scheduler = make()
+        scheduler = make_scheduler()
         add(scheduler, 0, 5)
         add(scheduler, 1, 5)
         step(scheduler)
@@ -395,7 +224,7 @@ class TestEnds:
         assert shares(schedule(scheduler)) == {1: 1}
 
     def test_a_waiting_sequence_can_be_aborted(self) -> None:
-        scheduler = make(max_num_seqs=1)
+        scheduler = make_scheduler(max_num_seqs=1)
         for sequence_id in range(3):
             add(scheduler, sequence_id, 5, max_tokens=1)
         step(scheduler)
@@ -404,7 +233,7 @@ class TestEnds:
         assert not scheduler.has_work
 
     def test_abort_all_ends_everyone_and_forgets_the_cache(self) -> None:
-        scheduler = make(enable_prefix_caching=True, max_num_seqs=1)
+        scheduler = make_scheduler(enable_prefix_caching=True, max_num_seqs=1)
         add(scheduler, 0, 9)
         add(scheduler, 1, 9)
         schedule(scheduler)
@@ -420,7 +249,7 @@ class TestEnds:
         assert step(scheduler)[0].num_cached_tokens == 0
 
     def test_logprobs_pass_through(self) -> None:
-        scheduler = make()
+        scheduler = make_scheduler()
         add(scheduler, 0, 5)
         add(scheduler, 1, 5, logprobs=0)
         logprobs = TokenLogprobs(-0.5)
@@ -430,7 +259,7 @@ class TestEnds:
 
 class TestPrefixSharing:
     def test_the_first_output_reports_what_the_cache_served(self) -> None:
-        scheduler = make(enable_prefix_caching=True)
+        scheduler = make_scheduler(enable_prefix_caching=True)
         add(scheduler, 0, range(10), max_tokens=1)
         assert step(scheduler)[0].num_cached_tokens == 0
         add(scheduler, 1, [*range(9), 99], max_tokens=2)
@@ -440,7 +269,7 @@ class TestPrefixSharing:
         assert step(scheduler)[0].num_cached_tokens == 0
 
     def test_outputs_are_found_by_the_next_turn_of_a_conversation(self) -> None:
-        scheduler = make(enable_prefix_caching=True)
+        scheduler = make_scheduler(enable_prefix_caching=True)
         add(scheduler, 0, range(6), max_tokens=7)
         while scheduler.has_work:
             step(scheduler)
@@ -448,7 +277,7 @@ class TestPrefixSharing:
         assert step(scheduler)[0].num_cached_tokens == 12
 
     def test_equal_prompts_that_arrive_together_are_computed_once(self) -> None:
-        scheduler = make(enable_prefix_caching=True)
+        scheduler = make_scheduler(enable_prefix_caching=True)
         for sequence_id in range(4):
             add(scheduler, sequence_id, range(30))
         batch = schedule(scheduler)
@@ -456,7 +285,7 @@ class TestPrefixSharing:
         assert all(s.samples for s in batch.sequences)
 
     def test_equal_long_prompts_share_the_work_over_several_steps(self) -> None:
-        scheduler = make(enable_prefix_caching=True)
+        scheduler = make_scheduler(enable_prefix_caching=True)
         for sequence_id in range(4):
             add(scheduler, sequence_id, range(200), max_tokens=1)
         num_tokens = 0
@@ -469,7 +298,7 @@ class TestPrefixSharing:
 
     def test_a_prefix_cannot_be_served_twice_over(self) -> None:
         """Admission counts cached blocks that are free: taking them uses up the free list."""
-        scheduler = make(enable_prefix_caching=True, num_blocks=8, max_model_len=32)
+        scheduler = make_scheduler(enable_prefix_caching=True, num_blocks=8, max_model_len=32)
         add(scheduler, 0, range(25), max_tokens=1)
         step(scheduler)
         add(scheduler, 1, 5)
@@ -478,7 +307,9 @@ class TestPrefixSharing:
         assert [s.sequence_id for s in scheduler._waiting] == [2]
 
     def test_a_preempted_prefill_reports_only_what_its_last_start_was_served(self) -> None:
-        scheduler = make(enable_prefix_caching=True, num_blocks=16, max_model_len=64, max_num_batched_tokens=3)
+        scheduler = make_scheduler(
+            enable_prefix_caching=True, num_blocks=16, max_model_len=64, max_num_batched_tokens=3
+        )
         add(scheduler, 0, range(40, 80), max_tokens=1)
         while scheduler.has_work:
             step(scheduler)
@@ -499,7 +330,7 @@ class TestPrefixSharing:
 
 class TestStats:
     def test_counts_and_gauges(self) -> None:
-        scheduler = make(enable_prefix_caching=True)
+        scheduler = make_scheduler(enable_prefix_caching=True)
         add(scheduler, 0, range(9), max_tokens=3)
         step(scheduler)
         add(scheduler, 1, range(9), max_tokens=1)
@@ -513,7 +344,7 @@ class TestStats:
         assert (scheduler.stats().steps_total, scheduler.stats().num_running) == (0, 1)
 
     def test_a_disabled_cache_is_never_queried(self) -> None:
-        scheduler = make()
+        scheduler = make_scheduler()
         add(scheduler, 0, 9)
         step(scheduler)
         assert scheduler.stats().prefix_query_tokens_total == 0
