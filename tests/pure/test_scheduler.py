@@ -284,6 +284,16 @@ class TestPrefixSharing:
         assert sorted(shares(batch).values()) == [2, 2, 2, 30]
         assert all(s.samples for s in batch.sequences)
 
+    def test_a_row_that_starts_and_skips_ahead_in_one_step_hears_of_its_whole_table(self) -> None:
+        scheduler = make_scheduler(enable_prefix_caching=True)
+        add(scheduler, 0, range(9), max_tokens=1)
+        step(scheduler)
+        add(scheduler, 1, range(30))
+        add(scheduler, 2, range(30))
+        batch = schedule(scheduler)
+        assert {s.sequence_id: s.start for s in batch.sequences} == {1: 28, 2: 8}
+        assert [(update.first_index, len(update.block_ids)) for update in batch.block_updates] == [(0, 8), (0, 8)]
+
     def test_equal_long_prompts_share_the_work_over_several_steps(self) -> None:
         scheduler = make_scheduler(enable_prefix_caching=True)
         for sequence_id in range(4):
