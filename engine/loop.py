@@ -35,7 +35,7 @@ from engine.runner.rows import RowTable
 log = logging.getLogger(__name__)
 
 OnProgress = Callable[[str, int, int], None]
-"""Called with a short phrase, how much is done, and the total."""
+"""Called with a short phrase, how much is done, and the total; a total of 0 means that there is nothing to count."""
 
 CPU_MAX_CACHE_BYTES = 4 * GIB
 WARM_UP_SEQUENCE_ID = 0
@@ -53,7 +53,7 @@ class EngineLoop:
         self._is_asynchronous = self._device.type == "cuda"
         torch.set_num_threads(config.num_threads or devices.available_threads())
 
-        on_progress("reading the checkpoint", 0, 1)
+        on_progress("reading the checkpoint", 0, 0)
         checkpoint = open_checkpoint(Path(config.model), config.load_format)
         dtype = devices.resolve_dtype(config.dtype, str(checkpoint.config.get("dtype") or ""), self._device)
         self._model = load_model(
@@ -62,7 +62,7 @@ class EngineLoop:
             dtype=dtype,
             on_progress=lambda done, total: on_progress("loading weights", done, total),
         )
-        on_progress("allocating the KV cache", 0, 1)
+        on_progress("allocating the KV cache", 0, 0)
         model_config = self._model.config
         spec = CacheSpec(
             num_layers=model_config.num_layers,
@@ -96,7 +96,7 @@ class EngineLoop:
         )
         self._runner = ModelRunner(self._model, attention, rows, block_size=config.block_size, seed=config.seed)
         self._in_flight: deque[tuple[ScheduledBatch, PendingStep]] = deque()
-        on_progress("producing a first token", 0, 1)
+        on_progress("producing a first token", 0, 0)
         self._warm_up()
         self.facts = self._describe(config, spec, plan, time.perf_counter() - started)
         _log_facts(self.facts)

@@ -39,7 +39,7 @@ class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
 
 
 class Progress(msgspec.Struct, frozen=True, tag="progress"):
-    """Loading progress for people: `stage` is a short phrase such as "loading weights"."""
+    """Loading progress for people: `stage` is a short phrase such as "loading weights"; `total` may be 0."""
 
     stage: str
     done: int
