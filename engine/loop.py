@@ -117,7 +117,19 @@ class EngineLoop:
         return self._scheduler.stats()
 
     def step(self) -> list[StepOutput]:
-        """Advance every running sequence that the budgets allow by one step."""
+        """Advance every running sequence that the budgets allow by one step.
+
+        After an exception, an interrupt included, every sequence has ended and the engine can go on.
+        """
+        try:
+            return self._step()
+        except BaseException:
+            # The scheduler counts what it scheduled as computed, and offers it to later prompts.
+            self._in_flight.clear()
+            self._scheduler.abort_all("The step that computed this sequence failed.")
+            raise
+
+    def _step(self) -> list[StepOutput]:
         batch = self._scheduler.schedule()
         if batch is not None:
             self._in_flight.append((batch, self._runner.launch(batch)))

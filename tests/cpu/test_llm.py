@@ -8,6 +8,7 @@ import pytest
 
 from engine import LLM, SamplingParams
 from engine.api.errors import ContextLengthExceeded, InvalidParameter
+from engine.runner.model_runner import ModelRunner
 from store.errors import ModelNotFound
 from tests.fakes.checkpoints import write_hf_checkpoint, write_tokenizer
 
@@ -103,3 +104,23 @@ def test_a_name_that_is_not_installed_says_how_to_get_it(tmp_path: Path, monkeyp
 def test_a_context_beyond_the_models_is_refused(checkpoint: Path):
     with pytest.raises(InvalidParameter, match="max_model_len"):
         LLM(checkpoint, device="cpu", max_model_len=100_000)
+
+
+def test_an_interrupted_run_leaves_nothing_behind(llm: LLM):
+    """Blocks that were scheduled and never computed must not serve the next prompt with the same beginning."""
+    prompt = {"prompt_token_ids": [7 + i % 40 for i in range(70)]}
+    interrupted = pytest.MonkeyPatch()
+    interrupted.setattr(ModelRunner, "launch", _interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate(prompt, GREEDY)
+    interrupted.undo()
+    after = llm.generate(prompt, GREEDY)[0]
+    assert after.num_cached_tokens == 0
+    again = llm.generate(prompt, GREEDY)[0]
+    assert again.num_cached_tokens == 64
+    assert again.outputs[0].token_ids == after.outputs[0].token_ids
+    assert llm.stats().num_free_blocks == llm.stats().num_blocks
+
+
+def _interrupt(*_arguments: object) -> None:
+    raise KeyboardInterrupt
