@@ -4,6 +4,7 @@ Importing this package, `engine.api` or `engine.text` does not import torch; `LL
 on first use.
 """
 
+import os
 from typing import TYPE_CHECKING, Any
 
 from engine.api.sampling import SamplingParams
@@ -16,6 +17,9 @@ __all__ = ["LLM", "SamplingParams"]
 
 def __getattr__(name: str) -> Any:
     if name == "LLM":
+        # Torch reads it once, when it is first imported.  Threads that spin while they wait make a step several
+        # times slower on cores that other programs use too (docs/log.md, 2026-11-21).
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         from engine.llm import LLM
 
         return LLM

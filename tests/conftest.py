@@ -8,6 +8,9 @@ from pathlib import Path
 import platformdirs
 import pytest
 
+# Read when torch is loaded: on cores that others use too, spinning threads make tests take many times as long.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 from store.hub_settings import HubSettings
 from store.models import InstalledModel
 from store.paths import DataRoot
