@@ -37,13 +37,11 @@ from app.log_format import configure_logging
 from app.metrics import Metrics
 from app.residency.devices import measure
 from app.residency.memory import DeviceMemory
-from app.residency.model_loader import ModelLoader, OpenTextStage
+from app.residency.model_loader import ModelLoader
 from app.residency.supervisor import Supervisor
 from app.settings import Settings
 from app.throughput_log import log_throughput
 from app.version import VERSION
-from engine.api.wire import WorkerFacts
-from engine.text.stage import TextStage
 from store.facts import ModelFacts, read_model_facts
 from store.hub_settings import HubSettings, stored_token
 from store.models import InstalledModel, ModelStore
@@ -56,11 +54,6 @@ logger = logging.getLogger(__name__)
 WORKER_COMMAND = (sys.executable, "-P", "-m", "engine.worker")
 
 
-def _open_text_stage(path: Path, facts: WorkerFacts) -> TextStage:
-    """The text side of a model whose worker reported `facts`."""
-    return TextStage.open(path, max_model_len=facts.max_model_len, vocab_size=facts.vocab_size)
-
-
 @dataclass(frozen=True, slots=True)
 class Parts:
     """What the daemon takes from elsewhere; tests put fakes in place of single parts."""
@@ -69,7 +62,6 @@ class Parts:
     pull: PullModel
     runtime_dir: Path
     worker_command: tuple[str, ...] = WORKER_COMMAND
-    open_text_stage: OpenTextStage = _open_text_stage
     read_facts: Callable[[Path], ModelFacts] = read_model_facts
     measure_memory: Callable[[str], DeviceMemory] = measure
 
@@ -179,7 +171,6 @@ def _supervisor(settings: Settings, parts: Parts, models: ModelStore, metrics: M
         parts.runtime_dir,
         metrics,
         worker_command=parts.worker_command,
-        open_text_stage=parts.open_text_stage,
     )
     return Supervisor(
         settings,

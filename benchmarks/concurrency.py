@@ -67,9 +67,7 @@ async def tokens_per_second(client: httpx.AsyncClient, model: str, num_streams: 
 
 async def short_request_first_token_s(client: httpx.AsyncClient, model: str) -> float:
     """Time to first token of a short request that arrives while long ones decode."""
-    background = [
-        asyncio.create_task(stream(client, model, 100 + part, 128)) for part in range(NUM_BACKGROUND_STREAMS)
-    ]
+    background = [asyncio.create_task(stream(client, model, 100 + part, 128)) for part in range(NUM_BACKGROUND_STREAMS)]
     await asyncio.sleep(2.0)
     result = await stream(client, model, 999, 4)
     await asyncio.gather(*background)
@@ -83,7 +81,8 @@ async def measure(arguments: argparse.Namespace) -> dict[str, float | str | int]
         for round_number in range(arguments.rounds):
             single.append(await tokens_per_second(client, arguments.model, 1, arguments.max_tokens))
             together.append(await tokens_per_second(client, arguments.model, arguments.streams, arguments.max_tokens))
-            print(f"round {round_number + 1}: 1 stream {single[-1]:6.1f} tok/s, {arguments.streams} streams {together[-1]:6.1f} tok/s")
+            rates = f"1 stream {single[-1]:6.1f} tok/s, {arguments.streams} streams {together[-1]:6.1f} tok/s"
+            print(f"round {round_number + 1}: {rates}")
         first_token_s = await short_request_first_token_s(client, arguments.model)
     print(f"short request among {NUM_BACKGROUND_STREAMS} long ones: first token after {first_token_s:.2f} s")
     return {

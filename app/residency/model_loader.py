@@ -11,23 +11,22 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import zmq.asyncio
 
-from app.generation import Generator, TextStage
+from app.generation import Generator
 from app.metrics import Metrics
 from app.residency.worker_client import OnProgress, WorkerClient
 from app.settings import Settings
 from engine.api.config import EngineConfig
 from engine.api.wire import EngineStats, WorkerFacts
 from engine.text.generation_defaults import load_generation_defaults
+from engine.text.stage import TextStage, open_text_files
 from store.models import InstalledModel
 from store.paths import DataRoot
-
-OpenTextStage = Callable[[Path, WorkerFacts], TextStage]
 
 
 @dataclass(slots=True)
@@ -62,39 +61,40 @@ class ModelLoader:
         metrics: Metrics,
         *,
         worker_command: Sequence[str],
-        open_text_stage: OpenTextStage,
     ) -> None:
         self._settings = settings
         self._data_root = data_root
         self._runtime_dir = runtime_dir
         self._metrics = metrics
         self._worker_command = tuple(worker_command)
-        self._open_text_stage = open_text_stage
         self._context = zmq.asyncio.Context()
 
     async def load(self, installed: InstalledModel, budget_bytes: int, on_progress: OnProgress) -> ResidentModel:
         """Start a worker within `budget_bytes` and open the text side; leaves nothing behind on failure."""
-        settings = self._settings
         worker = WorkerClient(self._context, self._runtime_dir)
+        # The text files are read while the worker loads the weights.
+        text_files = asyncio.create_task(asyncio.to_thread(open_text_files, installed.path))
         try:
             facts = await worker.start(
                 self._worker_command,
                 {**self._data_root.library_environment(), **_thread_environment(os.environ)},
                 self._data_root.logs / f"worker-{_file_name(installed.name)}.log",
                 self._engine_config(installed, budget_bytes),
-                timeout_s=settings.worker_start_timeout_s,
+                timeout_s=self._settings.worker_start_timeout_s,
                 on_progress=on_progress,
             )
-            text = await asyncio.to_thread(self._open_text_stage, installed.path, facts)
+            tokenizer, chat_template = await text_files
             from_files = await asyncio.to_thread(load_generation_defaults, installed.path)
         except BaseException:
-            await worker.close(settings.worker_stop_timeout_s)
+            await worker.close(self._settings.worker_stop_timeout_s)
+            await asyncio.gather(text_files, return_exceptions=True)
             raise
+        text = TextStage(tokenizer, chat_template, facts.max_model_len, facts.vocab_size)
         return ResidentModel(
             installed=installed,
             facts=facts,
             worker=worker,
-            generator=Generator(installed.name, text, worker, self._metrics, settings.max_queue),
+            generator=Generator(installed.name, text, worker, self._metrics, self._settings.max_queue),
             sampling_defaults={**installed.sampling_defaults, **from_files},
             loaded_at=time.time(),
         )

@@ -21,7 +21,7 @@ from engine.text.sequence_text import SequenceText
 from engine.text.tokenizer import Tokenizer, gguf_tokenizer, load_tokenizer
 from store.formats.gguf import read_gguf_header
 
-__all__ = ["SequenceText", "TextStage"]
+__all__ = ["SequenceText", "TextStage", "open_text_files"]
 
 
 class TextStage:
@@ -42,14 +42,7 @@ class TextStage:
     @classmethod
     def open(cls, model: Path, *, max_model_len: int, vocab_size: int) -> TextStage:
         """Load tokenizer and chat template of a checkpoint directory or GGUF file; errors as `load_tokenizer`."""
-        if model.is_dir():
-            tokenizer = load_tokenizer(model)
-            chat_template = load_chat_template(model, tokenizer)
-        else:
-            metadata = read_gguf_header(model).metadata
-            tokenizer = gguf_tokenizer(metadata)
-            chat_template = gguf_chat_template(metadata, tokenizer)
-        return cls(tokenizer, chat_template, max_model_len, vocab_size)
+        return cls(*open_text_files(model), max_model_len, vocab_size)
 
     def prepare(self, request: GenerateRequest, next_sequence_id: Callable[[], int]) -> list[Prompt]:
         """Return one `Prompt` per sample; sample i draws with seed + i.
@@ -150,6 +143,16 @@ class TextStage:
         # A tokenizer may name ids that the model's output layer does not have.
         known_eos = (token_id for token_id in eos if token_id < self.vocab_size)
         return tuple(dict.fromkeys((*known_eos, *sampling.stop_token_ids)))
+
+
+def open_text_files(model: Path) -> tuple[Tokenizer, ChatTemplate | None]:
+    """What a checkpoint directory or GGUF file says about text, for a `TextStage`; errors as `load_tokenizer`."""
+    if model.is_dir():
+        tokenizer = load_tokenizer(model)
+        return tokenizer, load_chat_template(model, tokenizer)
+    metadata = read_gguf_header(model).metadata
+    tokenizer = gguf_tokenizer(metadata)
+    return tokenizer, gguf_chat_template(metadata, tokenizer)
 
 
 def _sampling_of_sample(sampling: SamplingParams, sample: int) -> SamplingParams:

@@ -191,7 +191,7 @@ def read_behaviour(model: Path) -> Behaviour:
 
 
 def exit_with_parent() -> None:
-    while sys.stdin.buffer.read(4096):
+    while os.read(0, 4096):
         pass
     os._exit(0)
 
