@@ -29,6 +29,7 @@ from app.api.admin import PullModel, admin_router
 from app.api.error_responses import EXCEPTION_HANDLERS
 from app.api.health import daemon_routes
 from app.api.openai import openai_router
+from app.api.schema_page import SchemaPage
 from app.draining_server import DrainingServer
 from app.errors import StartupError
 from app.host_guard import HostGuard
@@ -138,7 +139,7 @@ def _application(settings: Settings, dependencies: dict[str, Any], lifespan: Cal
         middleware=[
             DefineMiddleware(HostGuard, api_key=settings.api_key, allowed_hosts=settings.allowed_hosts),
         ],
-        openapi_config=OpenAPIConfig(title="Quire", version=VERSION, path="/schema"),
+        openapi_config=OpenAPIConfig(title="Quire", version=VERSION, path="/schema", render_plugins=[SchemaPage()]),
         request_max_body_size=settings.request_body_limit_bytes,
     )
 

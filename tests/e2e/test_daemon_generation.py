@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -333,6 +334,16 @@ async def test_the_schema_describes_bodies(http: httpx.AsyncClient) -> None:
     component = schema["components"]["schemas"][request["$ref"].rsplit("/", 1)[1]]
     assert {"model", "messages", "temperature"} <= set(component["properties"])
     assert "200" in schema["paths"]["/v1/completions"]["post"]["responses"]
+
+
+async def test_the_schema_page_needs_no_other_host(http: httpx.AsyncClient) -> None:
+    response = await http.get("/schema")
+
+    assert response.status_code == 200
+    assert response.headers["content-type"].startswith("text/html")
+    assert "POST /v1/chat/completions" in response.text
+    assert "<code>repetition_penalty</code>" in response.text
+    assert not re.search(r"<script|https?://", response.text)
 
 
 def test_the_official_blocking_client_works(daemon: FakeDaemon, model: str) -> None:
