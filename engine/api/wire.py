@@ -60,7 +60,7 @@ class WorkerFacts(msgspec.Struct, frozen=True, kw_only=True):
     num_kv_blocks: int
     block_size: int
     max_num_seqs: int
-    load_seconds: float
+    load_seconds: float = 0.0
     notes: tuple[str, ...] = ()
 
     @property

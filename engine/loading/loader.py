@@ -42,6 +42,13 @@ def load_model(
     return model.eval()
 
 
+def weight_bytes(checkpoint: Checkpoint, dtype: torch.dtype) -> int:
+    """What the model's weights will take in `dtype`, before any is read; errors as `load_model`."""
+    found = model_class(checkpoint.config)
+    model = found(found.config_class.from_hf(checkpoint.config), device=torch.device("meta"), dtype=dtype)
+    return sum(parameter.nbytes for parameter in model.parameters())
+
+
 def _require_match(model: DecoderModel, names: list[str]) -> None:
     needed, found = model.missing_weights(), set(names)
     _refuse("lacks", "the model needs", [name for name in needed if name not in found])

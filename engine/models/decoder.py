@@ -94,7 +94,7 @@ class DecoderModel(torch.nn.Module):
     def __init__(self, config: DecoderConfig, *, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__()
         self.config = config
-        self._dtype = dtype
+        self.dtype = dtype
         self.embed_tokens = TokenEmbedding(config.vocab_size, config.hidden_size, device=device, dtype=dtype)
         self.rotary = RotaryEmbedding(config.rope, device=device)
         self.layers = torch.nn.ModuleList(
@@ -112,7 +112,7 @@ class DecoderModel(torch.nn.Module):
         The caller has begun the step on `attention`.
         """
         hidden = self.embed_tokens(token_ids)
-        cos, signed_sin = self.rotary(positions, self._dtype)
+        cos, signed_sin = self.rotary(positions, self.dtype)
         for layer in self.layers:
             hidden = layer(hidden, cos, signed_sin, attention)
         normed: torch.Tensor = self.norm(hidden)

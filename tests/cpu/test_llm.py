@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from engine import LLM, SamplingParams
-from engine.api.errors import ContextLengthExceeded, InvalidParameter
+from engine.api.config import EngineConfig
+from engine.api.errors import ContextLengthExceeded, InsufficientMemory, InvalidParameter
+from engine.loop import EngineLoop
 from engine.runner.model_runner import ModelRunner
 from store.errors import ModelNotFound
 from tests.fakes.checkpoints import write_hf_checkpoint, write_tokenizer
@@ -104,6 +106,14 @@ def test_a_name_that_is_not_installed_says_how_to_get_it(tmp_path: Path, monkeyp
 def test_a_context_beyond_the_models_is_refused(checkpoint: Path):
     with pytest.raises(InvalidParameter, match="max_model_len"):
         LLM(checkpoint, device="cpu", max_model_len=100_000)
+
+
+def test_weights_beyond_the_budget_are_refused_before_they_are_read(checkpoint: Path):
+    stages: list[str] = []
+    config = EngineConfig(model=str(checkpoint), device="cpu", memory_budget_bytes=2**16)
+    with pytest.raises(InsufficientMemory, match="choose a smaller model"):
+        EngineLoop(config, lambda stage, _done, _total: stages.append(stage))
+    assert stages == ["reading the checkpoint"]
 
 
 def test_an_interrupted_run_leaves_nothing_behind(llm: LLM):
