@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from app.errors import QueueFull
 from app.metrics import Metrics, RequestClock
@@ -19,6 +19,7 @@ from app.residency.worker_client import WorkerClient
 from engine.api.errors import EngineError
 from engine.api.output import OutputDelta, StepOutput
 from engine.api.request import GenerateRequest, Prompt
+from engine.text.stage import SequenceText, TextStage
 
 if TYPE_CHECKING:
     from app.residency.supervisor import Supervisor
@@ -26,23 +27,6 @@ if TYPE_CHECKING:
 
 _INLINE_PROMPT_CHARS = 2000
 """Below this, tokenising takes less time than a hop to a thread and back."""
-
-
-class SequenceText(Protocol):
-    """The text of one choice as it grows; `engine.text.stage` has the real one."""
-
-    @property
-    def finished(self) -> bool: ...
-
-    def push(self, output: StepOutput) -> OutputDelta: ...
-
-
-class TextStage(Protocol):
-    """What generation needs of `engine.text.stage.TextStage`."""
-
-    def prepare(self, request: GenerateRequest, next_sequence_id: Callable[[], int]) -> list[Prompt]: ...
-
-    def stream(self, request: GenerateRequest, prompt: Prompt, index: int) -> SequenceText: ...
 
 
 async def generate(supervisor: Supervisor, job: GenerateJob) -> AsyncGenerator[OutputDelta, None]:
