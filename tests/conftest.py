@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import platformdirs
@@ -10,6 +11,9 @@ import pytest
 
 # Read when torch is loaded: on cores that others use too, spinning threads make tests take many times as long.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# Read when triton is loaded: without an NVIDIA GPU its kernels run in an interpreter, on the CPU.
+if shutil.which("nvidia-smi") is None:
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 from store.hub_settings import HubSettings
 from store.models import InstalledModel
