@@ -83,6 +83,11 @@ class LLM:
         """What the engine really got: KV blocks, context, dtype, bytes."""
         return self._engine.facts
 
+    @property
+    def engine(self) -> EngineLoop:
+        """The engine underneath, for programs that drive it step by step with sequence ids of their own."""
+        return self._engine
+
     def stats(self) -> EngineStats:
         """Gauges and counters of the engine: blocks, prefix hits, preemptions."""
         return self._engine.stats()

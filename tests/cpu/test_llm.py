@@ -9,6 +9,7 @@ import pytest
 from engine import LLM, SamplingParams
 from engine.api.config import EngineConfig
 from engine.api.errors import ContextLengthExceeded, InsufficientMemory, InvalidParameter
+from engine.api.request import Prompt
 from engine.loop import EngineLoop
 from engine.runner.model_runner import ModelRunner
 from store.errors import ModelNotFound
@@ -95,6 +96,16 @@ def test_random_weights_need_a_config_alone(checkpoint: Path, tmp_path: Path):
     llm = LLM(tmp_path, load_format="dummy", device="cpu", max_model_len=64, max_num_seqs=2)
     outputs = llm.generate([{"prompt_token_ids": [5, 6, 7]}] * 3, GREEDY)
     assert [len(output.outputs[0].token_ids) for output in outputs] == [8, 8, 8]
+
+
+def test_the_engine_can_be_driven_step_by_step(llm: LLM):
+    llm.engine.submit(Prompt(10**9, (5, 6, 7), 3, GREEDY))
+    token_ids: list[int] = []
+    while llm.engine.has_work:
+        for output in llm.engine.step():
+            assert output.sequence_id == 10**9
+            token_ids.extend(output.token_ids)
+    assert tuple(token_ids) == llm.generate([[5, 6, 7]], GREEDY)[0].outputs[0].token_ids[:3]
 
 
 def test_a_name_that_is_not_installed_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
