@@ -1,17 +1,22 @@
-"""Resolves "auto" device, dtype and thread count for this machine, and reports its memory.
+"""Resolves "auto" device, dtype and thread count for this machine, and measures its memory.
 
-Called by `engine.loop` when an engine is built.
+Called when an engine is built.  What follows from the figures is in `engine.runner.memory`.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 import psutil
 import torch
 
 from engine.api.config import EngineConfig
 from engine.api.errors import InvalidParameter
+from engine.runner.memory import MIB, absolute_budget_bytes, choose_outside_bytes
+
+REACHABLE_MARGIN_BYTES = 256 * MIB
+"""Left alone of the free memory, for what other programs and the driver take before the cache is allocated."""
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -48,9 +53,86 @@ def total_memory_bytes(device: torch.device) -> int:
 
 def memory_budget_bytes(config: EngineConfig, device: torch.device) -> int:
     """What this engine may use: the absolute budget it was given, else its share of the device."""
-    if config.memory_budget_bytes is not None:
-        return config.memory_budget_bytes
-    return int(total_memory_bytes(device) * config.gpu_memory_utilization)
+    return absolute_budget_bytes(total_memory_bytes(device), config.gpu_memory_utilization, config.memory_budget_bytes)
+
+
+def device_memory_in_use(device: torch.device) -> int | None:
+    """What all processes hold of a GPU; None where NVML does not tell.
+
+    Asks NVML and not CUDA, which would create this process's context and so spoil the figure that
+    `measure_outside_bytes` compares with.
+    """
+    if device.type != "cuda":
+        return None
+    try:
+        import pynvml
+    except ImportError:
+        return None
+    try:
+        return int(torch.cuda.device_memory_used(device))
+    except (pynvml.NVMLError, RuntimeError):
+        return None
+
+
+def measure_outside_bytes(device: torch.device, in_use_before: int | None = None) -> int:
+    """What the CUDA context and libraries of this process hold outside torch's allocator.
+
+    `in_use_before` is `device_memory_in_use` from before the process first touched the device; it
+    serves where the driver does not tell processes apart.  Never fails: the last resort is a constant.
+    """
+    if device.type != "cuda":
+        return 0
+    in_use = device_memory_in_use(device)
+    growth_bytes = in_use - in_use_before if in_use is not None and in_use_before is not None else None
+    return choose_outside_bytes(torch.cuda.memory_reserved(device), _process_memory_bytes(device), growth_bytes)
+
+
+def reachable_memory_bytes(device: torch.device, outside_bytes: int) -> int | None:
+    """What this process could hold of a GPU now: what it holds already and what is free, less a margin.
+
+    `outside_bytes` is from `measure_outside_bytes`.  None on a CPU, whose free memory is the system's to judge.
+    """
+    if device.type != "cuda":
+        return None
+    free_bytes, _ = torch.cuda.mem_get_info(device)
+    return int(free_bytes) + torch.cuda.memory_reserved(device) + outside_bytes - REACHABLE_MARGIN_BYTES
+
+
+def workspace_peak_bytes(device: torch.device, run_largest_step: Callable[[], None]) -> int:
+    """Run a step and return the most that torch's allocator held for it beyond what is allocated now.
+
+    Counted in what the allocator reserved, so that rounding and fragmentation are part of it.  The
+    reserve is given back before and after.  Only for GPUs.
+    """
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
+    allocated_bytes = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    run_largest_step()
+    torch.cuda.synchronize(device)
+    peak_bytes = torch.cuda.max_memory_reserved(device)
+    torch.cuda.empty_cache()
+    return max(0, peak_bytes - allocated_bytes)
+
+
+def _process_memory_bytes(device: torch.device) -> int | None:
+    """What the driver books on this process; None where it does not tell, as in many containers."""
+    try:
+        import pynvml
+    except ImportError:
+        return None
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return None
+    try:
+        gpu = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
+        processes = pynvml.nvmlDeviceGetComputeRunningProcesses(gpu)
+    except pynvml.NVMLError:
+        return None
+    finally:
+        pynvml.nvmlShutdown()
+    return next((process.usedGpuMemory for process in processes if process.pid == os.getpid()), None)
 
 
 def available_threads() -> int:

@@ -1,19 +1,57 @@
-"""Sizes the KV cache: pure arithmetic from a byte budget to a number of blocks.
+"""Splits a device's memory: pure arithmetic from a byte budget to a number of KV cache blocks.
 
-Called by `engine.loop` after the weights are loaded.  The rule: what the budget leaves after
-weights and workspace becomes blocks, never more than all sequences could use at full length.
-When the budget cannot hold one full context, the context shrinks and a note says so; only a
-budget without room for a single block is an error.
+Called while an engine is built, after the weights are loaded; the figures come from
+`engine.runner.device`.  The rule: what the budget leaves after weights, workspace, captured
+graphs and the driver's own share becomes blocks, never more than is really free, and never more
+than all sequences could use at full length.  When that cannot hold one full context, the context
+shrinks; whatever shrinks, a note says so.  Only no room for a single block is an error.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from engine.api.errors import InsufficientMemory
 from engine.attention.backend import CacheSpec
 
+MIB = 2**20
 GIB = 2**30
+
+OUTSIDE_BYTES_GUESS = 600 * MIB
+"""What the driver holds for a process where it cannot be measured: a CUDA context, cuBLAS and loaded kernels."""
+
+_PLAUSIBLE_OUTSIDE_BYTES = range(64 * MIB, 4 * GIB)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryUse:
+    """What an engine holds besides its KV cache, in bytes.
+
+    `workspace_peak`: activations of the largest step; `graphs_reserve`: kept for captured CUDA graphs;
+    `outside`: what the driver and libraries hold outside torch's allocator.
+    """
+
+    weights: int
+    workspace_peak: int = 0
+    graphs_reserve: int = 0
+    outside: int = 0
+
+    @property
+    def total_bytes(self) -> int:
+        return self.weights + self.workspace_peak + self.graphs_reserve + self.outside
+
+    def describe(self, *, budget_bytes: int, cache_bytes: int) -> str:
+        """The whole split in one line for the log."""
+        parts = (
+            ("weights", self.weights),
+            ("workspace", self.workspace_peak),
+            ("graphs", self.graphs_reserve),
+            ("outside the allocator", self.outside),
+            ("KV cache", cache_bytes),
+        )
+        listed = ", ".join(f"{name} {size / GIB:.2f}" for name, size in parts)
+        return f"Memory budget {budget_bytes / GIB:.2f} GiB: {listed} GiB"
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +63,25 @@ class CachePlan:
     notes: tuple[str, ...]
 
 
+def absolute_budget_bytes(total_bytes: int, utilization: float, given_bytes: int | None) -> int:
+    """What an engine may use of a device: the absolute budget it was given, else its share of the total."""
+    return given_bytes if given_bytes is not None else math.floor(total_bytes * utilization)
+
+
+def choose_outside_bytes(reserved_bytes: int, process_bytes: int | None, growth_bytes: int | None) -> int:
+    """What this process holds outside torch's allocator, from figures of which any may be missing or wrong.
+
+    `reserved_bytes` is the allocator's own share, `process_bytes` what the driver books on this process,
+    `growth_bytes` how much more of the device is in use than before this process touched it.  Containers
+    hide processes or number them differently, and other programs come and go meanwhile: a figure that
+    leaves an implausible rest is passed over, and `OUTSIDE_BYTES_GUESS` stands in for the last one.
+    """
+    for held_bytes in (process_bytes, growth_bytes):
+        if held_bytes is not None and held_bytes - reserved_bytes in _PLAUSIBLE_OUTSIDE_BYTES:
+            return held_bytes - reserved_bytes
+    return OUTSIDE_BYTES_GUESS
+
+
 def plan_cache(
     spec: CacheSpec,
     *,
@@ -34,25 +91,29 @@ def plan_cache(
     max_model_len: int,
     num_blocks: int | None = None,
     max_cache_bytes: int | None = None,
+    reachable_bytes: int | None = None,
 ) -> CachePlan:
     """Plan the KV cache.
 
-    `used_bytes` is what weights and workspace take of the budget.  `num_blocks` overrides the
-    computed number; `max_cache_bytes` bounds it.  Raises `InsufficientMemory`.
+    `used_bytes` is what everything else takes of the budget (`MemoryUse.total_bytes`).  `num_blocks`
+    overrides the computed number; `max_cache_bytes` bounds it.  `reachable_bytes` is what this process
+    could hold in all at this moment (`device.reachable_memory_bytes`); where that is less than the
+    budget, because others hold the rest, it takes the budget's place.  Raises `InsufficientMemory`.
     """
     notes: list[str] = []
     if num_blocks is None:
-        num_blocks = (budget_bytes - used_bytes) // spec.bytes_per_block
-        if num_blocks < 1:
-            raise InsufficientMemory(
-                f"The memory budget of {budget_bytes / GIB:.2f} GiB is used up by weights and workspace "
-                f"({used_bytes / GIB:.2f} GiB), which leaves no KV cache; raise gpu_memory_utilization "
-                "or choose a smaller model."
+        most_blocks = max_num_seqs * -(-max_model_len // spec.block_size)
+        if max_cache_bytes is not None:
+            most_blocks = min(most_blocks, max(1, max_cache_bytes // spec.bytes_per_block))
+        num_blocks = wanted_blocks = min(most_blocks, _blocks_within_budget(spec, budget_bytes, used_bytes))
+        if reachable_bytes is not None:
+            num_blocks = min(wanted_blocks, _blocks_within_reach(spec, reachable_bytes, used_bytes))
+        if num_blocks < wanted_blocks:
+            notes.append(
+                "The device has less free memory than the budget allows, so the KV cache gets "
+                f"{num_blocks * spec.bytes_per_block / GIB:.2f} GiB instead of "
+                f"{wanted_blocks * spec.bytes_per_block / GIB:.2f}."
             )
-        if max_cache_bytes is not None and num_blocks * spec.bytes_per_block > max_cache_bytes:
-            num_blocks = max(1, max_cache_bytes // spec.bytes_per_block)
-        blocks_per_sequence = -(-max_model_len // spec.block_size)
-        num_blocks = min(num_blocks, max_num_seqs * blocks_per_sequence)
     if num_blocks * spec.block_size < max_model_len:
         shrunk_len = num_blocks * spec.block_size
         notes.append(
@@ -60,3 +121,24 @@ def plan_cache(
         )
         max_model_len = shrunk_len
     return CachePlan(num_blocks, max_model_len, tuple(notes))
+
+
+def _blocks_within_budget(spec: CacheSpec, budget_bytes: int, used_bytes: int) -> int:
+    num_blocks = (budget_bytes - used_bytes) // spec.bytes_per_block
+    if num_blocks < 1:
+        raise InsufficientMemory(
+            f"The memory budget of {budget_bytes / GIB:.2f} GiB is used up by weights and workspace "
+            f"({used_bytes / GIB:.2f} GiB), which leaves no KV cache; raise gpu_memory_utilization "
+            "or choose a smaller model."
+        )
+    return num_blocks
+
+
+def _blocks_within_reach(spec: CacheSpec, reachable_bytes: int, used_bytes: int) -> int:
+    num_blocks = (reachable_bytes - used_bytes) // spec.bytes_per_block
+    if num_blocks < 1:
+        raise InsufficientMemory(
+            f"Other programs leave {reachable_bytes / GIB:.2f} GiB of the device's memory, which weights and workspace "
+            f"({used_bytes / GIB:.2f} GiB) use up; stop some of them or choose a smaller model."
+        )
+    return num_blocks
