@@ -71,7 +71,7 @@ def build_engine(config: EngineConfig, on_progress: OnProgress) -> EngineParts:
     _log_facts(facts)
     return EngineParts(
         scheduler=Scheduler(_scheduler_config(config, plan, token_budget)),
-        runner=ModelRunner(model, attention, rows, block_size=config.block_size, seed=config.seed),
+        runner=ModelRunner(model, attention, rows, seed=config.seed),
         facts=facts,
         pipeline_depth=2 if device.type == "cuda" else 1,
     )

@@ -1,7 +1,8 @@
 """The contract of an attention backend, and the metadata a step hands to it.
 
-A backend owns the layout of the KV cache and computes attention over paged keys and
-values for a ragged batch.  The model runner builds one `AttentionMetadata` per step; each
+A backend owns the KV cache and everything between a layer's query-key-value product and its
+output product: the norms of heads, the rotation, storing keys and values, and attention over
+the cache for a ragged batch.  The model runner builds one `AttentionMetadata` per step; each
 attention layer calls `attend` once.  Backends know nothing of sequences or scheduling.
 """
 
@@ -11,6 +12,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+
+from engine.layers.rotary import Rotation
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,22 +37,36 @@ class CacheSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class HeadNorms:
+    """RMS norms of every query and key head before rotation; weights [head_dim]."""
+
+    query_weight: torch.Tensor
+    key_weight: torch.Tensor
+    eps: float
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionMetadata:
     """How the flat tokens of one step map to sequences and to the KV cache.
 
     T tokens of S sequences are laid end to end, `num_decodes` single-token sequences first.
 
-    `slot_mapping`  int64 [T]          block id x block size + offset, where each token's K and V go
-    `block_tables`  int32 [S, B]       block ids of each sequence, padded with 0
-    `query_starts`  tuple, S + 1       first token of each sequence, then T
-    `context_lens`  tuple, S           tokens each sequence attends to, those of this step included
+    `slot_mapping`       int64 [T]     block id x block size + offset, where each token's K and V go; -1: nowhere
+    `block_tables`       int32 [R, B]  block ids of every row of the row table
+    `rows`               int32 [S]     the line of `block_tables` of each sequence; -1 pads a captured batch
+    `context_lens`       int32 [S]     tokens each sequence attends to, those of this step included; 0 for padding
+    `query_starts`       S + 1         first token of each sequence, then T, known to the host
+    `host_context_lens`  S             `context_lens` as the host knows them; empty in a captured step, where they
+                                       change from replay to replay and all sequences are decodes
     """
 
     num_decodes: int
     slot_mapping: torch.Tensor
     block_tables: torch.Tensor
+    rows: torch.Tensor
+    context_lens: torch.Tensor
     query_starts: tuple[int, ...]
-    context_lens: tuple[int, ...]
+    host_context_lens: tuple[int, ...]
 
 
 class AttentionBackend(Protocol):
@@ -63,17 +80,17 @@ class AttentionBackend(Protocol):
         ...
 
     def allocate(self, num_blocks: int) -> None:
-        """Allocate the KV cache.  Raises `InsufficientMemory`."""
+        """Allocate the KV cache, in place of one allocated before.  Raises `InsufficientMemory`."""
         ...
 
     def begin_step(self, metadata: AttentionMetadata) -> None:
         """Prepare whatever is shared by all layers of the coming step."""
         ...
 
-    def attend(self, layer_index: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        """Store `key` and `value`, then return causal attention of `query` over the cache.
+    def attend(self, layer_index: int, qkv: torch.Tensor, rotation: Rotation, norms: HeadNorms | None) -> torch.Tensor:
+        """Store the step's keys and values, then return causal attention of its queries over the cache.
 
-        query [T, num_heads, head_dim]; key and value [T, num_kv_heads, head_dim], rotary
-        already applied.  Returns [T, num_heads, head_dim].
+        qkv [T, (num_heads + 2 num_kv_heads) x head_dim]: query, key and value heads as projected; the backend
+        may overwrite it.  Returns [T, num_heads x head_dim].  Scores are scaled by head_dim ** -0.5.
         """
         ...

@@ -19,7 +19,9 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from engine.api.errors import InsufficientMemory
-from engine.attention.backend import AttentionMetadata, CacheSpec
+from engine.attention.backend import AttentionMetadata, CacheSpec, HeadNorms
+from engine.attention.heads import split_heads
+from engine.layers.rotary import Rotation
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +93,7 @@ class TorchPagedAttention:
 
     def begin_step(self, metadata: AttentionMetadata) -> None:
         """Work out which blocks each sequence reads; all layers share the result."""
-        num_sequences = len(metadata.context_lens)
+        num_sequences = len(metadata.host_context_lens)
         self._plan = _StepPlan(
             slot_mapping=metadata.slot_mapping,
             decode_groups=tuple(self._plan_decodes(metadata)),
@@ -100,8 +102,13 @@ class TorchPagedAttention:
             ),
         )
 
-    def attend(self, layer_index: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        """Store `key` and `value`, then attend; shapes as in `AttentionBackend.attend`."""
+    def attend(self, layer_index: int, qkv: torch.Tensor, rotation: Rotation, norms: HeadNorms | None) -> torch.Tensor:
+        """Norm, rotate, store, attend; shapes as in `AttentionBackend.attend`."""
+        query, key, value = split_heads(qkv, self._spec.num_kv_heads, self._spec.head_dim, rotation, norms)
+        return self._attend(layer_index, query, key, value).flatten(1)
+
+    def _attend(self, layer_index: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        """Query [T, num_heads, head_dim] over the cache with `key` and `value` [T, num_kv_heads, head_dim] in it."""
         plan = self._plan
         assert plan is not None, "begin_step must come before attend"
         keys, values = self._keys[layer_index], self._values[layer_index]
@@ -125,28 +132,29 @@ class TorchPagedAttention:
         """Group decodes by the power of two that holds their block count, so that padding stays below half."""
         members_by_size: dict[int, list[int]] = {}
         for sequence in range(metadata.num_decodes):
-            num_blocks = -(-metadata.context_lens[sequence] // self._spec.block_size)
+            num_blocks = -(-metadata.host_context_lens[sequence] // self._spec.block_size)
             members_by_size.setdefault((num_blocks - 1).bit_length(), []).append(sequence)
         return [self._plan_decode_group(metadata, members) for members in members_by_size.values()]
 
     def _plan_decode_group(self, metadata: AttentionMetadata, members: list[int]) -> _DecodeGroup:
         block_size = self._spec.block_size
-        context_lens = torch.tensor([metadata.context_lens[member] for member in members])
+        context_lens = torch.tensor([metadata.host_context_lens[member] for member in members])
         num_blocks = -(-int(context_lens.max()) // block_size)
         is_whole_batch = len(members) == metadata.num_decodes
         index = torch.tensor(members, device=self._device)
+        tables = metadata.block_tables[metadata.rows[index], :num_blocks]
         beyond = torch.arange(num_blocks * block_size) >= context_lens[:, None]
         bias = torch.zeros(beyond.shape, dtype=self._spec.dtype).masked_fill_(beyond, float("-inf"))
         return _DecodeGroup(
             members=None if is_whole_batch else index,
             size=len(members),
-            block_ids=metadata.block_tables[index, :num_blocks].reshape(-1).long(),
+            block_ids=tables.reshape(-1).long(),
             bias=bias[:, None, None, :].to(self._device),
         )
 
     def _plan_prefill(self, metadata: AttentionMetadata, sequence: int) -> _Prefill:
         first, last = metadata.query_starts[sequence], metadata.query_starts[sequence + 1]
-        context_len = metadata.context_lens[sequence]
+        context_len = metadata.host_context_lens[sequence]
         num_tokens = last - first
         if context_len == num_tokens:
             return _Prefill(first, last, context_len, None, None)
@@ -154,7 +162,7 @@ class TorchPagedAttention:
         positions = torch.arange(context_len - num_tokens, context_len)
         beyond = torch.arange(context_len) > positions[:, None]
         bias = torch.zeros(beyond.shape, dtype=self._spec.dtype).masked_fill_(beyond, float("-inf"))
-        block_ids = metadata.block_tables[sequence, :num_blocks].long()
+        block_ids = metadata.block_tables[metadata.rows[sequence], :num_blocks].long()
         return _Prefill(first, last, context_len, block_ids, bias.to(self._device))
 
     def _gather(self, cache: torch.Tensor, block_ids: torch.Tensor, num_sequences: int) -> torch.Tensor:

@@ -1,7 +1,8 @@
-"""Linear layers: one matrix product, fed by one checkpoint tensor or by several stacked ones.
+"""`Linear`: one matrix product, fed by one checkpoint tensor or by several stacked ones.
 
 A model calls a linear and asks it for weight slots, nothing else, so a quantised or a
-sharded layer can take its place without the model file knowing.
+sharded layer can take its place without the model file knowing.  What comes right before
+the product, a norm or a gate, is applied with it, because one kernel may do both.
 """
 
 from __future__ import annotations
@@ -9,56 +10,45 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 import torch
-from torch.nn.functional import linear
 
-from engine.layers.weight_slot import CopySlot, WeightSlot, empty_parameter
+from engine.layers.placement import Placement
+from engine.layers.rms_norm import RmsNorm
+from engine.layers.weight_slot import CopySlot, WeightSlot
 
 
-class MergedLinear(torch.nn.Module):
-    """Several projections of the same input as one product; their outputs lie side by side.
+class Linear(torch.nn.Module):
+    """y = x Wᵀ + b, of one projection or of several of the same input, whose outputs lie side by side.
 
-    `parts` maps each projection's checkpoint name to its number of output features, in
-    output order.  Input [T, in_features], output [T, sum of parts].
+    `parts` maps each projection's checkpoint name to its number of output features, in output order;
+    the name "" means that the layer is the projection.  Input [T, in_features], output [T, sum of parts].
     """
 
-    def __init__(
-        self, in_features: int, parts: Mapping[str, int], *, bias: bool, device: torch.device, dtype: torch.dtype
-    ) -> None:
+    def __init__(self, in_features: int, parts: Mapping[str, int], placement: Placement, *, bias: bool) -> None:
         super().__init__()
-        self.in_features = in_features
-        self.out_features = sum(parts.values())
+        out_features = sum(parts.values())
         self._parts = dict(parts)
-        self.weight = empty_parameter(self.out_features, in_features, device=device, dtype=dtype)
-        self.bias = empty_parameter(self.out_features, device=device, dtype=dtype) if bias else None
+        self._ops = placement.ops
+        self.weight = placement.parameter(out_features, in_features)
+        self.bias = placement.parameter(out_features) if bias else None
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        return linear(hidden, self.weight, self.bias)
+        return self._ops.linear(hidden, self.weight, self.bias)
+
+    def after_norm(
+        self, norm: RmsNorm, hidden: torch.Tensor, residual: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The product of norm(hidden + residual), and that sum [T, in_features], the next residual."""
+        return self._ops.norm_linear(hidden, residual, norm.weight, norm.eps, self.weight, self.bias)
+
+    def after_gate(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """The product of silu(gate) · up, which lie side by side in gate_up [T, 2 in_features]."""
+        return self._ops.gated_linear(gate_up, self.weight, self.bias)
 
     def weight_slots(self) -> Iterator[tuple[str, WeightSlot]]:
         start = 0
         for name, size in self._parts.items():
-            yield f"{name}.weight", CopySlot(self.weight.narrow(0, start, size))
+            prefix = f"{name}." if name else ""
+            yield f"{prefix}weight", CopySlot(self.weight.narrow(0, start, size))
             if self.bias is not None:
-                yield f"{name}.bias", CopySlot(self.bias.narrow(0, start, size))
+                yield f"{prefix}bias", CopySlot(self.bias.narrow(0, start, size))
             start += size
-
-
-class Linear(torch.nn.Module):
-    """y = x Wᵀ + b.  Input [T, in_features], output [T, out_features]."""
-
-    def __init__(
-        self, in_features: int, out_features: int, *, bias: bool, device: torch.device, dtype: torch.dtype
-    ) -> None:
-        super().__init__()
-        self.in_features = in_features
-        self.out_features = out_features
-        self.weight = empty_parameter(out_features, in_features, device=device, dtype=dtype)
-        self.bias = empty_parameter(out_features, device=device, dtype=dtype) if bias else None
-
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        return linear(hidden, self.weight, self.bias)
-
-    def weight_slots(self) -> Iterator[tuple[str, WeightSlot]]:
-        yield "weight", CopySlot(self.weight)
-        if self.bias is not None:
-            yield "bias", CopySlot(self.bias)

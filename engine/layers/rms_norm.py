@@ -1,26 +1,22 @@
-"""Root-mean-square normalisation (Zhang and Sennrich 2019, https://arxiv.org/abs/1910.07467)."""
+"""The weight of a root-mean-square norm; the norm itself is part of a fused step (`engine.kernels.ops`)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import torch
-from torch.nn.functional import rms_norm
 
-from engine.layers.weight_slot import CopySlot, WeightSlot, empty_parameter
+from engine.layers.placement import Placement
+from engine.layers.weight_slot import CopySlot, WeightSlot
 
 
 class RmsNorm(torch.nn.Module):
-    """x / sqrt(mean(x²) + eps) · weight over the last dimension; the mean is taken in float32."""
+    """Weight [size] and epsilon; whoever consumes the normed values applies it."""
 
-    def __init__(self, size: int, eps: float, *, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(self, size: int, eps: float, placement: Placement) -> None:
         super().__init__()
-        self._shape = (size,)
-        self._eps = eps
-        self.weight = empty_parameter(size, device=device, dtype=dtype)
-
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        return rms_norm(hidden, self._shape, self.weight, self._eps)
+        self.eps = eps
+        self.weight = placement.parameter(size)
 
     def weight_slots(self) -> Iterator[tuple[str, WeightSlot]]:
         yield "weight", CopySlot(self.weight)

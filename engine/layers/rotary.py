@@ -90,30 +90,43 @@ def yarn_attention_factor(factor: float, mscale: float = 1.0, mscale_all_dim: fl
     return scale(mscale) / scale(mscale_all_dim) if mscale and mscale_all_dim else scale(1.0)
 
 
+class Rotation:
+    """The rotation of one step's tokens, shared by all layers: `cos` and `sin` float32 [T, head_dim / 2]."""
+
+    __slots__ = ("_full", "cos", "sin")
+
+    def __init__(self, cos: torch.Tensor, sin: torch.Tensor) -> None:
+        self.cos = cos
+        self.sin = sin
+        self._full: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def rotate(self, heads: torch.Tensor) -> torch.Tensor:
+        """Rotate heads [T, H, head_dim]; returns a new tensor.
+
+        Swapping the halves and negating one is folded into a roll and the sign of sin: three
+        operations, whatever the number of heads.
+        """
+        if self._full is None:
+            cos = torch.cat((self.cos, self.cos), dim=1).to(heads.dtype)
+            signed_sin = torch.cat((-self.sin, self.sin), dim=1).to(heads.dtype)
+            self._full = cos.unsqueeze(1), signed_sin.unsqueeze(1)
+        cos, signed_sin = self._full
+        swapped = heads.roll(heads.shape[-1] // 2, dims=-1)
+        return torch.addcmul(heads * cos, swapped, signed_sin)
+
+
 class RotaryEmbedding(torch.nn.Module):
-    """Turns positions into the cos and sin that all layers of one step share."""
+    """Turns positions into the rotation that all layers of one step share."""
 
     def __init__(self, rope: RopeConfig, *, device: torch.device) -> None:
         super().__init__()
         self._scale = rope.attention_factor
         self.inverse_frequencies = torch.nn.Buffer(inverse_frequencies(rope).to(device), persistent=False)
 
-    def forward(self, positions: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-        """Positions [T] -> cos and signed sin, each [T, 1, head_dim], for `rotate`."""
+    def forward(self, positions: torch.Tensor) -> Rotation:
+        """Positions, integers [T], to their rotation."""
         angles = positions.unsqueeze(1).float() * self.inverse_frequencies
         cos, sin = angles.cos(), angles.sin()
         if self._scale != 1.0:
             cos, sin = cos * self._scale, sin * self._scale
-        cos = torch.cat((cos, cos), dim=1).to(dtype)
-        signed_sin = torch.cat((-sin, sin), dim=1).to(dtype)
-        return cos.unsqueeze(1), signed_sin.unsqueeze(1)
-
-
-def rotate(heads: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor) -> torch.Tensor:
-    """Rotate heads [T, H, head_dim] by `RotaryEmbedding`'s cos and signed sin; returns a new tensor.
-
-    Swapping the halves and negating one is folded into a roll and the sign of sin: three
-    operations, whatever the number of heads.
-    """
-    swapped = heads.roll(heads.shape[-1] // 2, dims=-1)
-    return torch.addcmul(heads * cos, swapped, signed_sin)
+        return Rotation(cos, sin)

@@ -13,12 +13,13 @@ from typing import ClassVar
 import torch
 
 from engine.api.errors import BrokenCheckpoint
-from engine.attention.backend import AttentionBackend
+from engine.attention.backend import AttentionBackend, HeadNorms
+from engine.kernels.select import select_ops
 from engine.layers.embedding import TokenEmbedding
-from engine.layers.gated_mlp import GatedMlp
-from engine.layers.linear import Linear, MergedLinear
+from engine.layers.linear import Linear
+from engine.layers.placement import Placement
 from engine.layers.rms_norm import RmsNorm
-from engine.layers.rotary import RotaryEmbedding, rotate
+from engine.layers.rotary import RotaryEmbedding, Rotation
 from engine.layers.weight_slot import WeightSlot, slots_under
 from engine.models.config import DecoderConfig
 
@@ -26,32 +27,30 @@ from engine.models.config import DecoderConfig
 class Attention(torch.nn.Module):
     """Grouped-query attention of one layer; query, key and value come from one product."""
 
-    def __init__(self, config: DecoderConfig, layer_index: int, *, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(self, config: DecoderConfig, layer_index: int, placement: Placement) -> None:
         super().__init__()
         self._layer_index = layer_index
-        self._num_heads, self._num_kv_heads, self._head_dim = config.num_heads, config.num_kv_heads, config.head_dim
         query_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         parts = {"q_proj": query_size, "k_proj": kv_size, "v_proj": kv_size}
-        self.qkv_proj = MergedLinear(config.hidden_size, parts, bias=config.qkv_bias, device=device, dtype=dtype)
-        self.o_proj = Linear(query_size, config.hidden_size, bias=config.output_bias, device=device, dtype=dtype)
-        self.q_norm: RmsNorm | None = None
-        self.k_norm: RmsNorm | None = None
-        if config.qk_norm:
-            self.q_norm = RmsNorm(config.head_dim, config.rms_norm_eps, device=device, dtype=dtype)
-            self.k_norm = RmsNorm(config.head_dim, config.rms_norm_eps, device=device, dtype=dtype)
+        self.qkv_proj = Linear(config.hidden_size, parts, placement, bias=config.qkv_bias)
+        self.o_proj = Linear(query_size, {"": config.hidden_size}, placement, bias=config.output_bias)
+        self.q_norm = RmsNorm(config.head_dim, config.rms_norm_eps, placement) if config.qk_norm else None
+        self.k_norm = RmsNorm(config.head_dim, config.rms_norm_eps, placement) if config.qk_norm else None
+        self._norms: HeadNorms | None = None
+        if self.q_norm is not None and self.k_norm is not None:
+            self._norms = HeadNorms(self.q_norm.weight, self.k_norm.weight, config.rms_norm_eps)
 
     def forward(
-        self, hidden: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor, attention: AttentionBackend
-    ) -> torch.Tensor:
-        heads = self.qkv_proj(hidden).view(hidden.shape[0], -1, self._head_dim)
-        rotated, value = heads.split((self._num_heads + self._num_kv_heads, self._num_kv_heads), dim=1)
-        if self.q_norm is not None and self.k_norm is not None:
-            query, key = rotated.split((self._num_heads, self._num_kv_heads), dim=1)
-            rotated = torch.cat((self.q_norm(query), self.k_norm(key)), dim=1)
-        query, key = rotate(rotated, cos, signed_sin).split((self._num_heads, self._num_kv_heads), dim=1)
-        attended = attention.attend(self._layer_index, query, key, value)
-        output: torch.Tensor = self.o_proj(attended.flatten(1))
-        return output
+        self,
+        norm: RmsNorm,
+        hidden: torch.Tensor,
+        residual: torch.Tensor | None,
+        rotation: Rotation,
+        attention: AttentionBackend,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Attention over norm(hidden + residual), and that sum."""
+        qkv, residual = self.qkv_proj.after_norm(norm, hidden, residual)
+        return self.o_proj(attention.attend(self._layer_index, qkv, rotation, self._norms)), residual
 
     def weight_slots(self) -> Iterator[tuple[str, WeightSlot]]:
         yield from self.qkv_proj.weight_slots()
@@ -61,23 +60,47 @@ class Attention(torch.nn.Module):
             yield from slots_under("k_norm", self.k_norm)
 
 
-class DecoderLayer(torch.nn.Module):
-    """x += attention(norm(x)); x += mlp(norm(x)).  Adds in place, to spare two allocations per layer."""
+class GatedMlp(torch.nn.Module):
+    """down(silu(gate(x)) · up(x)) (Shazeer 2020, https://arxiv.org/abs/2002.05202); gate and up are one product."""
 
-    def __init__(self, config: DecoderConfig, layer_index: int, *, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(self, config: DecoderConfig, placement: Placement) -> None:
         super().__init__()
-        self.input_layernorm = RmsNorm(config.hidden_size, config.rms_norm_eps, device=device, dtype=dtype)
-        self.self_attn = Attention(config, layer_index, device=device, dtype=dtype)
-        self.post_attention_layernorm = RmsNorm(config.hidden_size, config.rms_norm_eps, device=device, dtype=dtype)
-        self.mlp = GatedMlp(
-            config.hidden_size, config.intermediate_size, bias=config.mlp_bias, device=device, dtype=dtype
-        )
+        parts = {"gate_proj": config.intermediate_size, "up_proj": config.intermediate_size}
+        self.gate_up_proj = Linear(config.hidden_size, parts, placement, bias=config.mlp_bias)
+        self.down_proj = Linear(config.intermediate_size, {"": config.hidden_size}, placement, bias=config.mlp_bias)
+
+    def forward(self, norm: RmsNorm, hidden: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The block over norm(hidden + residual), and that sum."""
+        gate_up, residual = self.gate_up_proj.after_norm(norm, hidden, residual)
+        return self.down_proj.after_gate(gate_up), residual
+
+    def weight_slots(self) -> Iterator[tuple[str, WeightSlot]]:
+        yield from self.gate_up_proj.weight_slots()
+        yield from slots_under("down_proj", self.down_proj)
+
+
+class DecoderLayer(torch.nn.Module):
+    """x += attention(norm(x)); x += mlp(norm(x)).
+
+    The sums are left to the norm that follows them, so x travels as two tensors, `hidden` and `residual`.
+    """
+
+    def __init__(self, config: DecoderConfig, layer_index: int, placement: Placement) -> None:
+        super().__init__()
+        self.input_layernorm = RmsNorm(config.hidden_size, config.rms_norm_eps, placement)
+        self.self_attn = Attention(config, layer_index, placement)
+        self.post_attention_layernorm = RmsNorm(config.hidden_size, config.rms_norm_eps, placement)
+        self.mlp = GatedMlp(config, placement)
 
     def forward(
-        self, hidden: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor, attention: AttentionBackend
-    ) -> torch.Tensor:
-        hidden.add_(self.self_attn(self.input_layernorm(hidden), cos, signed_sin, attention))
-        return hidden.add_(self.mlp(self.post_attention_layernorm(hidden)))
+        self,
+        hidden: torch.Tensor,
+        residual: torch.Tensor | None,
+        rotation: Rotation,
+        attention: AttentionBackend,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        hidden, residual = self.self_attn(self.input_layernorm, hidden, residual, rotation, attention)
+        return self.mlp(self.post_attention_layernorm, hidden, residual)  # type: ignore[no-any-return]
 
     def weight_slots(self) -> Iterator[tuple[str, WeightSlot]]:
         yield from slots_under("input_layernorm", self.input_layernorm)
@@ -95,33 +118,33 @@ class DecoderModel(torch.nn.Module):
         super().__init__()
         self.config = config
         self.dtype = dtype
-        self.embed_tokens = TokenEmbedding(config.vocab_size, config.hidden_size, device=device, dtype=dtype)
+        placement = Placement(device, dtype, select_ops(device))
+        self.embed_tokens = TokenEmbedding(config.vocab_size, config.hidden_size, placement)
         self.rotary = RotaryEmbedding(config.rope, device=device)
-        self.layers = torch.nn.ModuleList(
-            DecoderLayer(config, index, device=device, dtype=dtype) for index in range(config.num_layers)
-        )
-        self.norm = RmsNorm(config.hidden_size, config.rms_norm_eps, device=device, dtype=dtype)
+        self.layers = torch.nn.ModuleList(DecoderLayer(config, index, placement) for index in range(config.num_layers))
+        self.norm = RmsNorm(config.hidden_size, config.rms_norm_eps, placement)
         self.lm_head: Linear | None = None
         if not config.tie_word_embeddings:
-            self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False, device=device, dtype=dtype)
+            self.lm_head = Linear(config.hidden_size, {"": config.vocab_size}, placement, bias=False)
         self._missing = dict(self.weight_slots())
 
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, attention: AttentionBackend) -> torch.Tensor:
-        """Token ids and positions, int64 [T] -> hidden states after the final norm [T, hidden_size].
+        """Token ids and positions, integers [T] -> hidden states before the final norm [T, hidden_size].
 
         The caller has begun the step on `attention`.
         """
-        hidden = self.embed_tokens(token_ids)
-        cos, signed_sin = self.rotary(positions, self.dtype)
+        hidden: torch.Tensor = self.embed_tokens(token_ids)
+        residual: torch.Tensor | None = None
+        rotation = self.rotary(positions)
         for layer in self.layers:
-            hidden = layer(hidden, cos, signed_sin, attention)
-        normed: torch.Tensor = self.norm(hidden)
-        return normed
+            hidden, residual = layer(hidden, residual, rotation, attention)
+        return hidden if residual is None else hidden.add_(residual)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Hidden states [N, hidden_size] -> float32 scores [N, vocab_size]."""
-        scores = self.embed_tokens.project(hidden) if self.lm_head is None else self.lm_head(hidden)
-        return scores.float()
+        """Hidden states [N, hidden_size] -> scores [N, vocab_size] in the model's dtype."""
+        if self.lm_head is None:
+            return self.embed_tokens.project(self.norm, hidden)
+        return self.lm_head.after_norm(self.norm, hidden, None)[0]
 
     def weight_slots(self) -> Iterator[tuple[str, WeightSlot]]:
         """Every checkpoint tensor the model needs, by its Hugging Face name."""

@@ -6,61 +6,78 @@ Built once per step by `engine.runner.model_runner`; nothing is kept between ste
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import accumulate
 
+import numpy as np
 import torch
 
 from engine.attention.backend import AttentionMetadata
 from engine.core.batch import ScheduledBatch
 from engine.runner.rows import RowTable
+from engine.runner.transfer import upload
 
 
 @dataclass(frozen=True, slots=True)
 class ModelInput:
-    """Device tensors of one step over T tokens, N of whose sequences sample.
+    """Device tensors of one step over T tokens.
 
-    `token_ids` and `positions` int64 [T]; `sample_indices` int64 [N] are the flat positions
-    whose hidden states are turned into logits.
+    `token_ids` and `positions`, integers [T]; `sample_indices` int64 [N] are the flat positions whose hidden
+    states are turned into logits, None when all of them are.
     """
 
     token_ids: torch.Tensor
     positions: torch.Tensor
-    sample_indices: torch.Tensor
+    sample_indices: torch.Tensor | None
     attention: AttentionMetadata
 
 
-def build_model_input(batch: ScheduledBatch, rows: RowTable, block_size: int) -> ModelInput:
-    """Gather token ids, positions and slots of the batch; rows must be up to date."""
-    device = rows.device
+def describe_sequences(batch: ScheduledBatch) -> np.ndarray:
+    """Row, first position, number of tokens and flat index of the first, of every sequence: int32 [4, S]."""
     sequences = batch.sequences
-    query_starts = (0, *accumulate(sequence.num_tokens for sequence in sequences))
-    row_of_sequence = torch.tensor([sequence.row for sequence in sequences], device=device)
-    starts = torch.tensor([sequence.start for sequence in sequences], device=device)
+    table = np.empty((4, len(sequences)), dtype=np.int32)
+    table[0] = [sequence.row for sequence in sequences]
+    table[1] = [sequence.start for sequence in sequences]
+    table[2] = [sequence.num_tokens for sequence in sequences]
+    table[3] = np.cumsum(table[2]) - table[2]
+    return table
 
-    if batch.num_decodes == len(sequences):
-        token_rows, positions = row_of_sequence, starts
-    else:
-        lengths = torch.tensor([sequence.num_tokens for sequence in sequences], device=device)
-        sequence_of_token = torch.repeat_interleave(lengths)
-        first_tokens = torch.tensor(query_starts[:-1], device=device)
-        offsets = torch.arange(query_starts[-1], device=device) - first_tokens[sequence_of_token]
-        token_rows = row_of_sequence[sequence_of_token]
-        positions = starts[sequence_of_token] + offsets
 
-    blocks = rows.block_tables[token_rows, positions // block_size].long()
+def build_model_input(batch: ScheduledBatch, rows: RowTable) -> ModelInput:
+    """Gather token ids, positions and slots of the batch; rows must be up to date."""
+    table = describe_sequences(batch)
+    num_tokens = int(table[2].sum())
+    sequences = upload(table, rows.device)
+    step = rows.gather(sequences, num_tokens)
+    sample_indices = None
+    if batch.num_decodes < len(batch.sequences):
+        samples = np.fromiter((sequence.samples for sequence in batch.sequences), dtype=bool)
+        sample_indices = upload((table[3] + table[2] - 1)[samples].astype(np.int64), rows.device)
     return ModelInput(
-        token_ids=rows.token_ids[token_rows, positions],
-        positions=positions,
-        sample_indices=torch.tensor(
-            [query_starts[index + 1] - 1 for index, sequence in enumerate(sequences) if sequence.samples],
-            dtype=torch.int64,
-            device=device,
-        ),
+        token_ids=step.token_ids,
+        positions=step.positions,
+        sample_indices=sample_indices,
         attention=AttentionMetadata(
             num_decodes=batch.num_decodes,
-            slot_mapping=blocks * block_size + positions % block_size,
-            block_tables=rows.block_tables[row_of_sequence],
-            query_starts=query_starts,
-            context_lens=tuple(sequence.start + sequence.num_tokens for sequence in sequences),
+            slot_mapping=step.slot_mapping,
+            block_tables=rows.block_tables,
+            rows=sequences[0],
+            context_lens=step.context_lens,
+            query_starts=(*table[3].tolist(), num_tokens),
+            host_context_lens=tuple((table[1] + table[2]).tolist()),
         ),
     )
+
+
+def decode_input(sequences: torch.Tensor, rows: RowTable) -> ModelInput:
+    """The input of one token of every sequence in `sequences` int32 [4, S], known to the device alone."""
+    num_sequences = sequences.shape[1]
+    step = rows.gather(sequences, num_sequences)
+    attention = AttentionMetadata(
+        num_decodes=num_sequences,
+        slot_mapping=step.slot_mapping,
+        block_tables=rows.block_tables,
+        rows=sequences[0],
+        context_lens=step.context_lens,
+        query_starts=tuple(range(num_sequences + 1)),
+        host_context_lens=(),
+    )
+    return ModelInput(step.token_ids, step.positions, None, attention)

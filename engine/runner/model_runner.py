@@ -7,6 +7,7 @@ the host.  Called by `engine.loop`; knows nothing of scheduling policy.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 import torch
@@ -14,8 +15,10 @@ import torch
 from engine.api.output import TokenLogprobs
 from engine.attention.backend import AttentionBackend
 from engine.core.batch import SampledTokens, ScheduledBatch, ScheduledSequence
-from engine.runner.model_input import build_model_input
+from engine.runner.decode_graphs import DecodeGraphs
+from engine.runner.model_input import ModelInput, build_model_input, decode_input, describe_sequences
 from engine.runner.rows import RowTable
+from engine.runner.transfer import Download
 from engine.sampling.sampler import SamplingRow, sample
 from engine.sampling.seeds import derive
 
@@ -33,40 +36,75 @@ class RunnableModel(Protocol):
 class PendingStep:
     """A launched step; `wait` returns its tokens once the device has them."""
 
-    def __init__(self, token_ids: torch.Tensor, logprobs: tuple[TokenLogprobs | None, ...]) -> None:
-        self._token_ids = token_ids
+    def __init__(self, token_ids: torch.Tensor, logprobs: tuple[TokenLogprobs | None, ...] = ()) -> None:
         self._logprobs = logprobs
+        self._download = Download(token_ids)
 
     def wait(self) -> SampledTokens:
-        return SampledTokens(tuple(self._token_ids.tolist()), self._logprobs)
+        (token_ids,) = self._download.wait()
+        ids = tuple(token_ids.tolist())
+        return SampledTokens(ids, self._logprobs or (None,) * len(ids))
 
 
 class ModelRunner:
     """The device side of one engine: a model, its attention backend and the row table."""
 
     def __init__(
-        self, model: RunnableModel, attention: AttentionBackend, rows: RowTable, *, block_size: int, seed: int
+        self,
+        model: RunnableModel,
+        attention: AttentionBackend,
+        rows: RowTable,
+        *,
+        seed: int,
+        use_graphs: bool = False,
     ) -> None:
         self._model = model
         self._attention = attention
         self._rows = rows
-        self._block_size = block_size
         self._seed = seed
+        self.graphs: DecodeGraphs | None = None
+        if use_graphs:
+            self.graphs = DecodeGraphs(self._decode, rows.device, max_size=rows.token_ids.shape[0])
 
     @torch.inference_mode()
     def launch(self, batch: ScheduledBatch) -> PendingStep:
         """Compute the batch; sequences that sample get their next token."""
         self._rows.apply(batch)
-        model_input = build_model_input(batch, self._rows, self._block_size)
-        self._attention.begin_step(model_input.attention)
-        hidden = self._model(model_input.token_ids, model_input.positions, self._attention)
-
+        if self.graphs is not None and batch.num_decodes == len(batch.sequences):
+            decoded = self.graphs.run(describe_sequences(batch))
+            if decoded is not None:
+                logits, token_ids = decoded
+                if all(self._rows.is_plain(sequence.row) for sequence in batch.sequences):
+                    return PendingStep(token_ids)
+                return self._sample(batch.sequences, logits)
+        model_input = build_model_input(batch, self._rows)
+        hidden = self._forward(model_input)
         sampling = [sequence for sequence in batch.sequences if sequence.samples]
         if not sampling:
-            return PendingStep(torch.empty(0, dtype=torch.int64), ())
-        logits = self._model.logits(hidden[model_input.sample_indices])
-        token_ids, logprobs = sample(logits, [self._sampling_row(s) for s in sampling], self._rows.token_ids)
-        self._write_back(sampling, token_ids)
+            return PendingStep(torch.empty(0, dtype=torch.int64))
+        if model_input.sample_indices is not None:
+            hidden = hidden[model_input.sample_indices]
+        return self._sample(sampling, self._model.logits(hidden))
+
+    def _forward(self, model_input: ModelInput) -> torch.Tensor:
+        self._attention.begin_step(model_input.attention)
+        return self._model(model_input.token_ids, model_input.positions, self._attention)
+
+    def _decode(self, sequences: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """What a graph captures: one token of every sequence, and the likeliest next one into its row."""
+        from engine.kernels.greedy import greedy_append
+
+        model_input = decode_input(sequences, self._rows)
+        logits = self._model.logits(self._forward(model_input))
+        token_ids = torch.empty(sequences.shape[1], dtype=torch.int32, device=sequences.device)
+        greedy_append(logits, sequences[0], model_input.positions, self._rows.token_ids, token_ids)
+        return logits, token_ids
+
+    def _sample(self, sequences: Sequence[ScheduledSequence], logits: torch.Tensor) -> PendingStep:
+        sampling_rows = [self._sampling_row(sequence) for sequence in sequences]
+        token_ids, logprobs = sample(logits.float(), sampling_rows, self._rows.token_ids.long())
+        rows, ends = _unzip((sequence.row, sequence.start + sequence.num_tokens) for sequence in sequences)
+        self._rows.append(rows, ends, token_ids)
         return PendingStep(token_ids, logprobs)
 
     def _sampling_row(self, sequence: ScheduledSequence) -> SamplingRow:
@@ -78,10 +116,7 @@ class ModelRunner:
             seed=derive(self._seed, sequence.sequence_id) if seed is None else seed,
         )
 
-    def _write_back(self, sampling: list[ScheduledSequence], token_ids: torch.Tensor) -> None:
-        """Append the sampled ids to their rows, where the next step gathers them."""
-        rows = torch.tensor([sequence.row for sequence in sampling], device=token_ids.device)
-        ends = torch.tensor([sequence.start + sequence.num_tokens for sequence in sampling], device=token_ids.device)
-        # A sequence that has filled its context ends here, and its last token needs no place.
-        fits = ends < self._rows.token_ids.shape[1]
-        self._rows.token_ids[rows[fits], ends[fits]] = token_ids[fits]
+
+def _unzip(pairs: Iterable[tuple[int, int]]) -> tuple[list[int], list[int]]:
+    firsts, seconds = zip(*pairs, strict=True)
+    return list(firsts), list(seconds)

@@ -48,7 +48,7 @@ def load(path: Path) -> DecoderModel:
 
 def logits(model: DecoderModel) -> torch.Tensor:
     token_ids = torch.randint(VOCAB_SIZE, (60,), generator=torch.Generator().manual_seed(3))
-    attention = DenseAttention()
+    attention = DenseAttention(model.config.num_kv_heads, model.config.head_dim)
     attention.begin_step(ragged_metadata(20, 40))
     positions = torch.cat((torch.arange(20), torch.arange(40)))
     with torch.inference_mode():

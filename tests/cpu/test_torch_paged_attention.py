@@ -9,6 +9,7 @@ import torch
 
 from engine.attention.backend import AttentionMetadata, CacheSpec
 from engine.attention.torch_paged import TorchPagedAttention
+from engine.layers.rotary import Rotation
 
 CPU = torch.device("cpu")
 
@@ -52,28 +53,50 @@ def test_equals_dense_attention(block_size, num_heads, num_kv_heads, head_dim):
         queries.append(random(num_tokens, num_heads, head_dim))
 
     # What earlier steps stored, then this step; on layer 1, so that layers are seen to be apart.
-    def tail(tensor_index: int) -> torch.Tensor:
-        return torch.cat([pair[tensor_index][-n:] for pair, (_, n) in zip(contexts, ragged, strict=True)])
-
     for sequence, (context_len, num_tokens) in enumerate(ragged):
         if context_len > num_tokens:
             earlier = slots[sequence][:-num_tokens]
-            backend.begin_step(
-                AttentionMetadata(0, earlier, block_tables[sequence : sequence + 1], (0, len(earlier)), (len(earlier),))
+            keys, values = (cached[:-num_tokens] for cached in contexts[sequence])
+            rows = torch.tensor([sequence], dtype=torch.int32)
+            backend.begin_step(_metadata([(len(earlier), len(earlier))], 0, earlier, block_tables, rows))
+            backend.attend(
+                1, _pack(torch.zeros(len(earlier), num_heads, head_dim), keys, values), _still(earlier, head_dim), None
             )
-            keys, values = contexts[sequence]
-            dummy_query = torch.zeros(len(earlier), num_heads, head_dim)
-            backend.attend(1, dummy_query, keys[:-num_tokens], values[:-num_tokens])
-    backend.begin_step(
-        AttentionMetadata(
-            num_decodes=num_decodes,
-            slot_mapping=torch.cat([s[-n:] for s, (_, n) in zip(slots, ragged, strict=True)]),
-            block_tables=block_tables,
-            query_starts=(0, *accumulate(n for _, n in ragged)),
-            context_lens=tuple(context_len for context_len, _ in ragged),
-        )
+    step_slots = torch.cat([s[-n:] for s, (_, n) in zip(slots, ragged, strict=True)])
+    rows = torch.arange(len(ragged), dtype=torch.int32)
+    backend.begin_step(_metadata(ragged, num_decodes, step_slots, block_tables, rows))
+    keys, values = (
+        torch.cat([pair[index][-n:] for pair, (_, n) in zip(contexts, ragged, strict=True)]) for index in (0, 1)
     )
-    output = backend.attend(1, torch.cat(queries), tail(0), tail(1))
+    output = backend.attend(1, _pack(torch.cat(queries), keys, values), _still(step_slots, head_dim), None)
 
     expected = torch.cat([dense_attention(q, k, v) for q, (k, v) in zip(queries, contexts, strict=True)])
-    torch.testing.assert_close(output, expected, atol=2e-6, rtol=1e-5)
+    torch.testing.assert_close(output, expected.flatten(1), atol=2e-6, rtol=1e-5)
+
+
+def _metadata(
+    ragged: list[tuple[int, int]],
+    num_decodes: int,
+    slot_mapping: torch.Tensor,
+    block_tables: torch.Tensor,
+    rows: torch.Tensor,
+) -> AttentionMetadata:
+    context_lens = tuple(context_len for context_len, _ in ragged)
+    return AttentionMetadata(
+        num_decodes=num_decodes,
+        slot_mapping=slot_mapping,
+        block_tables=block_tables,
+        rows=rows,
+        context_lens=torch.tensor(context_lens, dtype=torch.int32),
+        query_starts=(0, *accumulate(n for _, n in ragged)),
+        host_context_lens=context_lens,
+    )
+
+
+def _pack(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    return torch.cat((query, keys, values), dim=1).flatten(1)
+
+
+def _still(slots: torch.Tensor, head_dim: int) -> Rotation:
+    """A rotation by nothing."""
+    return Rotation(torch.ones(len(slots), head_dim // 2), torch.zeros(len(slots), head_dim // 2))

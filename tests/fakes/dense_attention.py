@@ -11,7 +11,9 @@ from itertools import pairwise
 
 import torch
 
-from engine.attention.backend import AttentionMetadata, CacheSpec
+from engine.attention.backend import AttentionMetadata, CacheSpec, HeadNorms
+from engine.attention.heads import split_heads
+from engine.layers.rotary import Rotation
 
 
 class DenseAttention:
@@ -19,7 +21,8 @@ class DenseAttention:
 
     name = "dense"
 
-    def __init__(self) -> None:
+    def __init__(self, num_kv_heads: int, head_dim: int) -> None:
+        self._num_kv_heads, self._head_dim = num_kv_heads, head_dim
         self._cache: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
         self._query_starts: tuple[int, ...] = ()
 
@@ -33,7 +36,8 @@ class DenseAttention:
     def begin_step(self, metadata: AttentionMetadata) -> None:
         self._query_starts = metadata.query_starts
 
-    def attend(self, layer_index: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    def attend(self, layer_index: int, qkv: torch.Tensor, rotation: Rotation, norms: HeadNorms | None) -> torch.Tensor:
+        query, key, value = split_heads(qkv, self._num_kv_heads, self._head_dim, rotation, norms)
         outputs = []
         for sequence, (first, last) in enumerate(pairwise(self._query_starts)):
             keys, values = key[first:last], value[first:last]
@@ -41,7 +45,7 @@ class DenseAttention:
                 keys, values = torch.cat((cached[0], keys)), torch.cat((cached[1], values))
             self._cache[layer_index, sequence] = keys, values
             outputs.append(_attend_sequence(query[first:last], keys, values))
-        return torch.cat(outputs)
+        return torch.cat(outputs).flatten(1)
 
 
 def ragged_metadata(*lengths: int) -> AttentionMetadata:
@@ -51,8 +55,10 @@ def ragged_metadata(*lengths: int) -> AttentionMetadata:
         num_decodes=0,
         slot_mapping=torch.empty(0, dtype=torch.int64),
         block_tables=torch.empty(0, 0, dtype=torch.int32),
+        rows=torch.arange(len(lengths), dtype=torch.int32),
+        context_lens=torch.tensor(lengths, dtype=torch.int32),
         query_starts=query_starts,
-        context_lens=lengths,
+        host_context_lens=lengths,
     )
 
 
