@@ -114,6 +114,7 @@ class ModelLoader:
             memory_budget_bytes=budget_bytes,
             num_threads=settings.num_threads,
             seed=secrets.randbits(63),
+            cache_dir=str(self._data_root.kernels),
         )
 
 

@@ -23,6 +23,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     lets the engine take `gpu_memory_utilization` of the device's total.
     `num_kv_blocks` overrides the size computed from the budget.
     `max_num_batched_tokens` is the token budget of one step; None chooses by device.
+    `cache_dir` is where compiled kernels and the like are kept between starts; None means the user's data root.
     """
 
     model: str
@@ -40,6 +41,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     enable_chunked_prefill: bool = True
     num_threads: int | None = None
     seed: int = 0
+    cache_dir: str | None = None
 
     def __post_init__(self) -> None:
         if self.block_size not in BLOCK_SIZES:
