@@ -43,11 +43,12 @@ def _gather_step_kernel(
     first = tl.load(sequences + 3 * num_sequences + sequence)
     is_padding = row < 0
     row64 = tl.maximum(row, 0).to(tl.int64)
+    num_known = tl.where(is_padding, 0, num_tokens)
     tl.store(context_lens + sequence, tl.where(is_padding, 0, start + num_tokens))
     for done in range(0, num_tokens, TILE):
         offset = done + tl.arange(0, TILE)
         inside = offset < num_tokens
-        known = inside & (row >= 0)
+        known = offset < num_known
         position = start + offset
         token_id = tl.load(token_table + row64 * row_length + position, mask=known, other=0)
         block_id = tl.load(block_tables + row64 * max_blocks + position // BLOCK_SIZE, mask=known, other=0)
