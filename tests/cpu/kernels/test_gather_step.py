@@ -25,7 +25,7 @@ def test_equals_torch(block_size: int, starts: list[int], lengths: list[int], pa
     columns = [*zip(rows, starts, lengths, strict=True), *[(-1, 0, 1)] * padded]
     table = np.array(columns, dtype=np.int32).T
     firsts = np.cumsum(table[2]) - table[2]
-    sequences = torch.from_numpy(np.vstack((table, firsts[None])).astype(np.int32))
+    sequences = torch.from_numpy(np.ascontiguousarray(np.vstack((table, firsts[None])), dtype=np.int32))
     num_tokens = int(table[2].sum())
 
     expected = gather_with_torch(sequences, token_table, block_tables, block_size, num_tokens)
