@@ -19,8 +19,18 @@ class WeightSlot(Protocol):
     @property
     def shape(self) -> tuple[int, ...]: ...
 
+    def landing(self, dtype: torch.dtype) -> torch.Tensor | None:
+        """The slot's own memory, of `shape` and contiguous, if a tensor of `dtype` may be put there before `load`.
+
+        None means that the slot has to see the tensor somewhere else first, for instance to convert it.
+        """
+        ...
+
     def load(self, tensor: torch.Tensor) -> None:
-        """Take over `tensor`, of `shape` and any floating dtype, from any device."""
+        """Take over `tensor`, of `shape` and any floating dtype, from any device; it may be the `landing` itself.
+
+        On a GPU the work goes to the current stream.  The caller may reuse the tensor's memory after that work.
+        """
         ...
 
 
@@ -34,8 +44,14 @@ class CopySlot:
     def shape(self) -> tuple[int, ...]:
         return tuple(self._destination.shape)
 
+    def landing(self, dtype: torch.dtype) -> torch.Tensor | None:
+        fits = dtype == self._destination.dtype and self._destination.is_contiguous()
+        return self._destination if fits else None
+
     def load(self, tensor: torch.Tensor) -> None:
-        self._destination.copy_(tensor)
+        is_there = tensor.device == self._destination.device and tensor.data_ptr() == self._destination.data_ptr()
+        if not is_there:
+            self._destination.copy_(tensor)
 
 
 class SlottedLayer(Protocol):

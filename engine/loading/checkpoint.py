@@ -16,6 +16,7 @@ from engine.api.config import LoadFormat
 from engine.api.errors import BrokenCheckpoint, UnsupportedModel
 from engine.loading.dummy_checkpoint import DummyCheckpoint
 from engine.loading.gguf_checkpoint import GgufCheckpoint
+from engine.loading.read_plan import StoredTensor
 from engine.loading.safetensors_checkpoint import SafetensorsCheckpoint, read_config_json
 from store.errors import BrokenFile
 
@@ -38,6 +39,10 @@ class Checkpoint(Protocol):
 
         Quantised tensors come dequantised, one at a time.
         """
+        ...
+
+    def stored_tensors(self) -> list[StoredTensor] | None:
+        """Where the values of `tensors` lie in the files, in file order; None where they must be decoded first."""
         ...
 
 

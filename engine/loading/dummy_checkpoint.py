@@ -25,6 +25,9 @@ class DummyCheckpoint:
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         return iter(())
 
+    def stored_tensors(self) -> None:
+        return None
+
     def fill(self, model: torch.nn.Module) -> None:
         """Fill every parameter where it lies: norms with one, the rest from a seeded normal distribution."""
         generator = torch.Generator(device=next(model.parameters()).device).manual_seed(_SEED)

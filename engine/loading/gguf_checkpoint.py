@@ -53,6 +53,9 @@ class GgufCheckpoint:
                 values = _split_rotary_halves(tensor.name, values, self.config["head_dim"])
             yield hf_name(tensor.name), values
 
+    def stored_tensors(self) -> None:
+        return None
+
     def _read(self, tensor: GgufTensor) -> torch.Tensor:
         return dequantize(self._file.view(tensor.offset, tensor.num_bytes), tensor.type_name, tensor.shape)
 

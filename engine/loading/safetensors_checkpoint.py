@@ -14,6 +14,7 @@ import torch
 
 from engine.api.errors import BrokenCheckpoint, UnsupportedModel
 from engine.loading.mapped_file import MappedFile
+from engine.loading.read_plan import StoredTensor
 from store.formats.safetensors import SafetensorsTensor, read_safetensors_header
 
 _SINGLE_FILE = "model.safetensors"
@@ -51,6 +52,13 @@ class SafetensorsCheckpoint:
             for tensor in header.values():
                 view = file.view(tensor.offset, tensor.num_bytes, _DTYPES[tensor.dtype])
                 yield tensor.name, view.view(tensor.shape)
+
+    def stored_tensors(self) -> list[StoredTensor]:
+        return [
+            StoredTensor(tensor.name, path, tensor.offset, tensor.num_bytes, _DTYPES[tensor.dtype], tensor.shape)
+            for path, header in self._shards.items()
+            for tensor in header.values()
+        ]
 
     def _all_tensors(self) -> list[SafetensorsTensor]:
         return [tensor for header in self._shards.values() for tensor in header.values()]
