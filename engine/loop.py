@@ -45,6 +45,17 @@ class EngineLoop:
     def has_work(self) -> bool:
         return self._scheduler.has_work or bool(self._in_flight)
 
+    @property
+    def has_spare_work(self) -> bool:
+        """Whether `spare_step` has something to prepare while there is nothing to generate."""
+        graphs = self._runner.graphs
+        return graphs is not None and graphs.has_wanted
+
+    def spare_step(self) -> None:
+        """Capture one more graph that an earlier run of this model needed; some tens of milliseconds."""
+        if self._runner.graphs is not None:
+            self._runner.graphs.capture_wanted()
+
     def submit(self, prompt: Prompt) -> None:
         """Queue a sequence.  Raises `InvalidParameter` or `ContextLengthExceeded` if it can never run."""
         self._scheduler.add(prompt)
@@ -81,8 +92,8 @@ class EngineLoop:
         return self._scheduler.commit(oldest, pending.wait())
 
     def _warm_up(self) -> None:
-        """Produce one real token, so that "ready" means the whole path has run."""
-        self.submit(Prompt(WARM_UP_SEQUENCE_ID, (0,), 1, SamplingParams(temperature=0.0)))
+        """Produce two real tokens, so that "ready" means that a prompt and a decode have run."""
+        self.submit(Prompt(WARM_UP_SEQUENCE_ID, (0,), 2, SamplingParams(temperature=0.0)))
         while self.has_work:
             self.step()
         self._scheduler.reset_stats()

@@ -37,6 +37,15 @@ class CacheSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class AttentionSpec:
+    """What a backend must serve: a cache, the query heads that read it, and at most so many sequences in a step."""
+
+    cache: CacheSpec
+    num_heads: int
+    max_num_seqs: int
+
+
+@dataclass(frozen=True, slots=True)
 class HeadNorms:
     """RMS norms of every query and key head before rotation; weights [head_dim]."""
 
@@ -73,9 +82,11 @@ class AttentionBackend(Protocol):
     """Attention over a paged KV cache, for one model."""
 
     name: str
+    is_capturable: bool
+    """Whether a step of decodes alone may be captured in a CUDA graph."""
 
     @staticmethod
-    def reasons_unsupported(spec: CacheSpec, device: torch.device) -> list[str]:
+    def reasons_unsupported(spec: AttentionSpec, device: torch.device) -> list[str]:
         """Sentences that say why this backend cannot serve `spec`; empty when it can."""
         ...
 

@@ -19,7 +19,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from engine.api.errors import InsufficientMemory
-from engine.attention.backend import AttentionMetadata, CacheSpec, HeadNorms
+from engine.attention.backend import AttentionMetadata, AttentionSpec, HeadNorms
 from engine.attention.heads import split_heads
 from engine.layers.rotary import Rotation
 
@@ -64,16 +64,17 @@ class TorchPagedAttention:
     """`AttentionBackend` over scaled_dot_product_attention; scores are scaled by head_dim ** -0.5."""
 
     name = "torch-paged"
+    is_capturable = False
 
-    def __init__(self, spec: CacheSpec, device: torch.device) -> None:
-        self._spec = spec
+    def __init__(self, spec: AttentionSpec, device: torch.device) -> None:
+        self._spec = spec.cache
         self._device = device
         self._keys = torch.empty(0)
         self._values = torch.empty(0)
         self._plan: _StepPlan | None = None
 
     @staticmethod
-    def reasons_unsupported(spec: CacheSpec, device: torch.device) -> list[str]:
+    def reasons_unsupported(spec: AttentionSpec, device: torch.device) -> list[str]:
         """Every shape on every device is supported."""
         return []
 

@@ -8,6 +8,7 @@ transformers does, so that both give the same tokens.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -122,11 +123,29 @@ class RotaryEmbedding(torch.nn.Module):
         super().__init__()
         self._scale = rope.attention_factor
         self.inverse_frequencies = torch.nn.Buffer(inverse_frequencies(rope).to(device), persistent=False)
+        self._tables = _select_tables(device)
 
     def forward(self, positions: torch.Tensor) -> Rotation:
         """Positions, integers [T], to their rotation."""
-        angles = positions.unsqueeze(1).float() * self.inverse_frequencies
-        cos, sin = angles.cos(), angles.sin()
-        if self._scale != 1.0:
-            cos, sin = cos * self._scale, sin * self._scale
-        return Rotation(cos, sin)
+        return Rotation(*self._tables(positions, self.inverse_frequencies, self._scale))
+
+
+_Tables = Callable[[torch.Tensor, torch.Tensor, float], tuple[torch.Tensor, torch.Tensor]]
+
+
+def tables_with_torch(
+    positions: torch.Tensor, inverse_frequencies: torch.Tensor, scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Positions [T], radians per position float32 [P] -> scale · cos and scale · sin, float32 [T, P]."""
+    angles = positions.unsqueeze(1).float() * inverse_frequencies
+    cos, sin = angles.cos(), angles.sin()
+    return (cos, sin) if scale == 1.0 else (cos * scale, sin * scale)
+
+
+def _select_tables(device: torch.device) -> _Tables:
+    if device.type != "cuda":
+        return tables_with_torch
+    # Triton is imported only where it will be used.
+    from engine.kernels.rotation_tables import rotation_tables
+
+    return rotation_tables

@@ -57,11 +57,17 @@ class DecodeGraphs:
     def __init__(self, forward: Forward, device: torch.device, *, max_size: int) -> None:
         self._forward = forward
         self._device = device
-        self._ladder = [size for size in LADDER if size < max_size] + [min(max_size, LADDER[-1])]
+        self._ladder = self.ladder(max_size)
+        self.on_capture: Callable[[int], None] = lambda size: None
         self._captured: dict[int, _Captured] = {}
         self._uses: dict[int, int] = {}
         self._wanted: list[int] = []
         self._pool = torch.cuda.graph_pool_handle()
+
+    @staticmethod
+    def ladder(max_size: int) -> list[int]:
+        """The sizes that batches of up to `max_size` sequences are padded to."""
+        return [size for size in LADDER if size < max_size] + [min(max_size, LADDER[-1])]
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -111,4 +117,5 @@ class DecodeGraphs:
             logits, token_ids = self._forward(sequences)
         captured = self._captured[size] = _Captured(graph, sequences, logits, token_ids)
         log.info("captured the decode graph for %d sequences in %.0f ms", size, 1e3 * (time.perf_counter() - started))
+        self.on_capture(size)
         return captured

@@ -12,14 +12,13 @@ from typing import Protocol
 
 import torch
 
-from engine.api.output import TokenLogprobs
 from engine.attention.backend import AttentionBackend
 from engine.core.batch import SampledTokens, ScheduledBatch, ScheduledSequence
 from engine.runner.decode_graphs import DecodeGraphs
 from engine.runner.model_input import ModelInput, build_model_input, decode_input, describe_sequences
 from engine.runner.rows import RowTable
 from engine.runner.transfer import Download
-from engine.sampling.sampler import SamplingRow, sample
+from engine.sampling.sampler import DeviceLogprobs, SamplingRow, sample
 from engine.sampling.seeds import derive
 
 
@@ -36,14 +35,15 @@ class RunnableModel(Protocol):
 class PendingStep:
     """A launched step; `wait` returns its tokens once the device has them."""
 
-    def __init__(self, token_ids: torch.Tensor, logprobs: tuple[TokenLogprobs | None, ...] = ()) -> None:
-        self._logprobs = logprobs
+    def __init__(self, token_ids: torch.Tensor, logprobs: DeviceLogprobs | None = None) -> None:
+        # First, so that the ids' arrival means that everything has arrived.
+        self._logprobs = logprobs.to_host(non_blocking=True) if logprobs is not None else None
         self._download = Download(token_ids)
 
     def wait(self) -> SampledTokens:
         (token_ids,) = self._download.wait()
         ids = tuple(token_ids.tolist())
-        return SampledTokens(ids, self._logprobs or (None,) * len(ids))
+        return SampledTokens(ids, self._logprobs.by_row(len(ids)) if self._logprobs else (None,) * len(ids))
 
 
 class ModelRunner:
@@ -101,11 +101,10 @@ class ModelRunner:
         return logits, token_ids
 
     def _sample(self, sequences: Sequence[ScheduledSequence], logits: torch.Tensor) -> PendingStep:
-        sampling_rows = [self._sampling_row(sequence) for sequence in sequences]
-        token_ids, logprobs = sample(logits.float(), sampling_rows, self._rows.token_ids.long())
+        samples = sample(logits, [self._sampling_row(sequence) for sequence in sequences], self._rows.token_ids)
         rows, ends = _unzip((sequence.row, sequence.start + sequence.num_tokens) for sequence in sequences)
-        self._rows.append(rows, ends, token_ids)
-        return PendingStep(token_ids, logprobs)
+        self._rows.append(rows, ends, samples.token_ids)
+        return PendingStep(samples.token_ids, samples.logprobs)
 
     def _sampling_row(self, sequence: ScheduledSequence) -> SamplingRow:
         start = self._rows.start_of(sequence.row)

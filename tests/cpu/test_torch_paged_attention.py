@@ -7,7 +7,7 @@ from itertools import accumulate
 import pytest
 import torch
 
-from engine.attention.backend import AttentionMetadata, CacheSpec
+from engine.attention.backend import AttentionMetadata, AttentionSpec, CacheSpec
 from engine.attention.torch_paged import TorchPagedAttention
 from engine.layers.rotary import Rotation
 
@@ -37,7 +37,7 @@ def test_equals_dense_attention(block_size, num_heads, num_kv_heads, head_dim):
         return torch.randn(shape, generator=generator)
 
     spec = CacheSpec(2, num_kv_heads, head_dim, block_size, torch.float32)
-    backend = TorchPagedAttention(spec, CPU)
+    backend = TorchPagedAttention(AttentionSpec(spec, num_heads, len(ragged)), CPU)
     num_blocks = sum(-(-context_len // block_size) for context_len, _ in ragged)
     backend.allocate(num_blocks)
     free_blocks = torch.randperm(num_blocks, generator=generator).tolist()

@@ -11,7 +11,7 @@ from itertools import pairwise
 
 import torch
 
-from engine.attention.backend import AttentionMetadata, CacheSpec, HeadNorms
+from engine.attention.backend import AttentionMetadata, AttentionSpec, HeadNorms
 from engine.attention.heads import split_heads
 from engine.layers.rotary import Rotation
 
@@ -20,6 +20,7 @@ class DenseAttention:
     """An `AttentionBackend`: softmax(q kᵀ / sqrt(head_dim)) v with a causal mask, one sequence at a time."""
 
     name = "dense"
+    is_capturable = False
 
     def __init__(self, num_kv_heads: int, head_dim: int) -> None:
         self._num_kv_heads, self._head_dim = num_kv_heads, head_dim
@@ -27,7 +28,7 @@ class DenseAttention:
         self._query_starts: tuple[int, ...] = ()
 
     @staticmethod
-    def reasons_unsupported(spec: CacheSpec, device: torch.device) -> list[str]:
+    def reasons_unsupported(spec: AttentionSpec, device: torch.device) -> list[str]:
         return []
 
     def allocate(self, num_blocks: int) -> None:

@@ -1,0 +1,187 @@
+"""Paged attention on NVIDIA GPUs: Triton kernels over blocks of one KV head each.
+
+A step may mix decodes, which come first, with chunks of prompts.  The chunks' keys and values are
+stored before anything is read, since a prefix shared through the cache may be read in the very step
+that computes it; then each kind of sequence has a kernel of its own.  A decode stores its own key and
+value inside its kernel: nobody else reads them in that step.
+
+Chosen by `engine.attention.select`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from engine.api.errors import InsufficientMemory
+from engine.attention.backend import AttentionMetadata, AttentionSpec, HeadNorms
+from engine.kernels.decode_attention import (
+    DecodePlan,
+    allocate_workspace,
+    decode_attention,
+    default_tuning,
+    plan_decode,
+)
+from engine.kernels.prefill_attention import (
+    PrefillTuning,
+    choose_tuning,
+    dense_prefill,
+    plan_prefill,
+    prefers_dense,
+    prefill_attention,
+)
+from engine.kernels.rotate_store import rotate_and_store
+from engine.layers.rotary import Rotation
+from engine.runner.transfer import upload
+
+_MAX_GROUP = 16
+_MAX_HEAD_DIM = 256
+
+
+@dataclass(frozen=True, slots=True)
+class _Prefill:
+    """Tiles int32 [n, 4] of the chunks that read the cache; `dense` are row ranges that need none of it."""
+
+    tuning: PrefillTuning
+    tiles: torch.Tensor | None
+    dense: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _StepPlan:
+    metadata: AttentionMetadata
+    decode: DecodePlan | None
+    prefill: _Prefill | None
+
+
+class TritonPagedAttention:
+    """`AttentionBackend` for one model; the cache is two tensors [layers, blocks, KV heads, block size, head_dim]."""
+
+    name = "triton-paged"
+    is_capturable = True
+
+    def __init__(self, spec: AttentionSpec, device: torch.device) -> None:
+        self._spec = spec
+        self._device = device
+        self._keys = torch.empty(0)
+        self._values = torch.empty(0)
+        self._plan: _StepPlan | None = None
+        cache = spec.cache
+        self._workspace = allocate_workspace(
+            spec.max_num_seqs, spec.num_heads, cache.num_kv_heads, cache.head_dim, cache.dtype, device
+        )
+
+    @staticmethod
+    def reasons_unsupported(spec: AttentionSpec, device: torch.device) -> list[str]:
+        """Group and head size are bounded by what one tensor-core tile and the registers hold."""
+        reasons = []
+        if device.type != "cuda":
+            reasons.append("It needs an NVIDIA GPU.")
+        if spec.num_heads // spec.cache.num_kv_heads > _MAX_GROUP:
+            reasons.append(f"More than {_MAX_GROUP} query heads share a key head.")
+        if spec.cache.head_dim > _MAX_HEAD_DIM or spec.cache.head_dim % 2:
+            reasons.append(f"Heads of {spec.cache.head_dim} features are not even or above {_MAX_HEAD_DIM}.")
+        return reasons
+
+    def allocate(self, num_blocks: int) -> None:
+        """Reserve the KV cache, zeroed: a NaN in an unused slot would survive its zero weight."""
+        cache = self._spec.cache
+        shape = (cache.num_layers, num_blocks, cache.num_kv_heads, cache.block_size, cache.head_dim)
+        self._keys = self._values = torch.empty(0)
+        try:
+            self._keys = torch.zeros(shape, dtype=cache.dtype, device=self._device)
+            self._values = torch.zeros(shape, dtype=cache.dtype, device=self._device)
+        except torch.cuda.OutOfMemoryError as error:
+            needed_gib = num_blocks * cache.bytes_per_block / 2**30
+            raise InsufficientMemory(
+                f"The KV cache of {needed_gib:.1f} GiB could not be allocated; "
+                "lower gpu_memory_utilization or max_model_len."
+            ) from error
+
+    def begin_step(self, metadata: AttentionMetadata) -> None:
+        """Cut the step into pieces of work, which all layers share: decodes on the device, chunks on the host."""
+        num_decodes, num_sequences = metadata.num_decodes, len(metadata.query_starts) - 1
+        decode = None
+        if num_decodes:
+            cache = self._spec.cache
+            tuning = default_tuning(num_decodes, cache.head_dim, cache.dtype)
+            decode = plan_decode(
+                metadata.rows[:num_decodes], metadata.context_lens[:num_decodes], self._workspace, tuning
+            )
+        prefill = self._plan_prefill(metadata) if num_decodes < num_sequences else None
+        self._plan = _StepPlan(metadata, decode, prefill)
+
+    def attend(self, layer_index: int, qkv: torch.Tensor, rotation: Rotation, norms: HeadNorms | None) -> torch.Tensor:
+        """See `AttentionBackend.attend`; the queries and keys of prompts are rotated in place."""
+        plan = self._plan
+        assert plan is not None, "begin_step must come before attend"
+        keys, values = self._keys[layer_index], self._values[layer_index]
+        metadata = plan.metadata
+        output = qkv.new_empty((qkv.shape[0], self._spec.num_heads * self._spec.cache.head_dim))
+        if plan.prefill is not None:
+            rotate_and_store(
+                qkv, metadata.num_decodes, rotation.cos, rotation.sin, metadata.slot_mapping, keys, values, norms
+            )
+        if plan.decode is not None:
+            decode_attention(
+                qkv,
+                keys,
+                values,
+                metadata.block_tables,
+                plan.decode,
+                metadata.slot_mapping,
+                rotation.cos,
+                rotation.sin,
+                None if norms is None else norms.query_weight,
+                None if norms is None else norms.key_weight,
+                0.0 if norms is None else norms.eps,
+                output,
+            )
+        if plan.prefill is not None:
+            self._attend_prefill(plan.prefill, metadata, qkv, keys, values, output)
+        return output
+
+    def _plan_prefill(self, metadata: AttentionMetadata) -> _Prefill:
+        """Whole prompts for which cuDNN is faster go to it; everything else is cut into tiles."""
+        cache = self._spec.cache
+        starts, contexts = metadata.query_starts, metadata.host_context_lens
+        is_dense = [
+            prefers_dense(last - first, context_len, self._device, cache.dtype, cache.head_dim)
+            for first, last, context_len in zip(starts, starts[1:], contexts, strict=False)
+        ]
+        first_prefill = metadata.num_decodes
+        dense = tuple(
+            (starts[sequence], starts[sequence + 1])
+            for sequence in range(first_prefill, len(contexts))
+            if is_dense[sequence]
+        )
+        tuning = choose_tuning(
+            self._spec.num_heads,
+            cache.num_kv_heads,
+            cache.head_dim,
+            cache.dtype,
+            starts[-1] - starts[first_prefill],
+            self._device,
+        )
+        tiles = plan_prefill(starts, contexts, first_prefill, tuning)
+        if dense:
+            tiles = tiles[[not is_dense[sequence] for sequence in tiles[:, 0]]]
+        return _Prefill(tuning, upload(tiles, self._device) if len(tiles) else None, dense)
+
+    def _attend_prefill(
+        self,
+        prefill: _Prefill,
+        metadata: AttentionMetadata,
+        qkv: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        output: torch.Tensor,
+    ) -> None:
+        cache = self._spec.cache
+        if prefill.tiles is not None:
+            prefill_attention(
+                qkv, keys, values, metadata.block_tables, metadata.rows, prefill.tiles, output, prefill.tuning
+            )
+        for first, last in prefill.dense:
+            dense_prefill(qkv, first, last, self._spec.num_heads, cache.num_kv_heads, cache.head_dim, output)

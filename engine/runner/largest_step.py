@@ -1,0 +1,32 @@
+"""The largest step an engine can be asked for, to learn what it needs before memory is divided.
+
+Called while an engine is built for a GPU.  Running it also loads libraries and compiles kernels.
+"""
+
+from __future__ import annotations
+
+from engine.api.sampling import SamplingParams
+from engine.core.batch import RowStart, ScheduledBatch, ScheduledSequence
+
+
+def largest_step(num_tokens: int, max_num_seqs: int, max_model_len: int) -> ScheduledBatch:
+    """A batch of as many new sequences as there may be, all sampling, with `num_tokens` tokens in all.
+
+    All their blocks are block 0, so that a cache of one block will do: the values are nonsense, the work is real.
+    """
+    num_sequences = min(max_num_seqs, num_tokens)
+    share, left_over = divmod(num_tokens, num_sequences)
+    lengths = [min(share + (index < left_over), max_model_len) for index in range(num_sequences)]
+    greedy = SamplingParams(temperature=0.0)
+    return ScheduledBatch(
+        step=0,
+        sequences=tuple(
+            ScheduledSequence(sequence_id=row, row=row, start=0, num_tokens=length, samples=True)
+            for row, length in enumerate(lengths)
+        ),
+        num_decodes=0,
+        row_starts=tuple(
+            RowStart(row, row, (0,) * length, length, greedy, stop_token_ids=()) for row, length in enumerate(lengths)
+        ),
+        block_updates=(),
+    )
