@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -50,19 +51,26 @@ def choose_tuning(
     """The tuning for a step with `num_tokens` tokens to prefill.
 
     Heads that share a KV head share a tile, so that a tile spans fewer tokens and wastes less on the causal edge.  As
-    the tile must have a power of 2 of them, G = 6 is taken in pairs and an odd G head by head.
+    the tile must have a power of 2 of them, G = 6 is taken in pairs and an odd G head by head.  Small tiles serve
+    steps that would leave multiprocessors idle, and GPUs with less shared memory than Hopper's.
     """
     per_kv_head = num_heads // num_kv_heads
     group = min(per_kv_head & -per_kv_head, 16)
-    padded_dim = triton.next_power_of_2(head_dim)
+    wide = head_dim > 128
     if dtype == torch.float32:
         return PrefillTuning(block_m=32, block_n=32, group=group, num_warps=4, num_stages=1)
-    num_large_tiles = num_heads * num_tokens // 128
-    if num_large_tiles < num_multiprocessors(device):
-        return PrefillTuning(64, 64 if padded_dim <= 128 else 32, group, num_warps=4, num_stages=3)
-    if padded_dim <= 128:
-        return PrefillTuning(block_m=128, block_n=128, group=group, num_warps=8, num_stages=2)
-    return PrefillTuning(block_m=128, block_n=64, group=group, num_warps=8, num_stages=2)
+    roomy = _has_large_shared_memory(device)
+    if num_heads * num_tokens < 128 * num_multiprocessors(device):
+        return PrefillTuning(64, 32 if wide else 64, group, num_warps=4, num_stages=3 if roomy else 2)
+    if not roomy:
+        return PrefillTuning(64, 32, group, 4, 2) if wide else PrefillTuning(128, 64, group, 8, 2)
+    return PrefillTuning(128, 64 if wide else 128, group, num_warps=8, num_stages=2 if wide else 3)
+
+
+@cache
+def _has_large_shared_memory(device: torch.device) -> bool:
+    """Whether a program may use 227 KiB of shared memory: data-centre GPUs from Hopper on."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] in (9, 10)
 
 
 def plan_prefill(
@@ -115,6 +123,7 @@ def _prefill_attention_kernel(
     PER_KV_HEAD: tl.constexpr = NUM_HEADS // NUM_KV_HEADS
     GROUPS: tl.constexpr = (PER_KV_HEAD + GROUP - 1) // GROUP
     WIDTH: tl.constexpr = (NUM_HEADS + 2 * NUM_KV_HEADS) * HEAD_DIM
+    BLOCK_STRIDE: tl.constexpr = NUM_KV_HEADS * BLOCK_SIZE * HEAD_DIM
     kv_head = tl.program_id(0) // GROUPS
     tile = tiles + tl.program_id(1) * 4
     sequence = tl.load(tile)
@@ -140,11 +149,12 @@ def _prefill_attention_kernel(
     accumulator = tl.zeros((BLOCK_M, DIM_PADDED), tl.float32)
     end = first_position + num_tokens
     offset = tl.arange(0, BLOCK_N)
+    # Past the end the last key is read again: finite numbers, whose weight the causal mask makes 0.  Unsigned, so
+    # that dividing by the block size is a shift.
+    key_position = tl.minimum(offset, end - 1).to(tl.uint32)
+    block_id = tl.load(table + key_position // BLOCK_SIZE)
     for start in range(0, end, BLOCK_N):
-        # Past the end the last key is read again: finite numbers, whose weight the causal mask makes 0.
-        key_position = tl.minimum(start + offset, end - 1)
-        block_id = tl.load(table + key_position // BLOCK_SIZE).to(tl.int64)
-        line_in_cache = block_id * (NUM_KV_HEADS * BLOCK_SIZE * HEAD_DIM) + key_position % BLOCK_SIZE * HEAD_DIM
+        line_in_cache = block_id.to(tl.int64) * BLOCK_STRIDE + key_position % BLOCK_SIZE * HEAD_DIM
         element = line_in_cache[:, None] + dim[None, :]
         if DIM_PADDED == HEAD_DIM:
             key = tl.load(keys + element)
@@ -152,6 +162,9 @@ def _prefill_attention_kernel(
         else:
             key = tl.load(keys + element, mask=(dim < HEAD_DIM)[None, :], other=0.0)
             value = tl.load(values + element, mask=(dim < HEAD_DIM)[None, :], other=0.0)
+        # One step ahead, so that the pipelined loads of keys and values wait for no other load.
+        key_position = tl.minimum(start + BLOCK_N + offset, end - 1).to(tl.uint32)
+        block_id = tl.load(table + key_position // BLOCK_SIZE)
         scores = tl.dot(query, tl.trans(key), input_precision="ieee")
         if start + BLOCK_N > first_position:
             scores = tl.where((start + offset)[None, :] <= position[:, None], scores, float("-inf"))
@@ -214,8 +227,8 @@ def prefill_attention(
 def prefers_dense(num_tokens: int, context_len: int, device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
     """Whether `dense_prefill` is the faster way for a sequence with `num_tokens` new of `context_len` tokens.
 
-    cuDNN builds a plan for every length it meets, so only whole multiples of 1024, what a fixed token budget cuts
-    long prompts into, may ask for it: a handful of plans in a process.
+    cuDNN builds a plan for every length it meets, so only whole multiples of 1024, as a fixed token budget cuts long
+    prompts, may ask for it: a handful of plans in a process.
     """
     return (
         num_tokens == context_len

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import numpy as np
 import pytest
@@ -113,7 +113,7 @@ def check(
 @pytest.mark.parametrize("block_size", [16, 32, 64])
 @pytest.mark.parametrize("head_dim", [64, 96, 128, 256])
 def test_head_and_block_sizes(head_dim, block_size):
-    check(2, 1, head_dim, block_size=block_size)
+    check(2, 1, head_dim, block_size=block_size, ragged=RAGGED[:8])
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_query_heads_that_share_a_key_head(num_heads, num_kv_heads, group):
     check(num_heads, num_kv_heads, 64, tuning=replace(TUNING, group=group), ragged=RAGGED[:5] + RAGGED[6:8])
 
 
-@pytest.mark.parametrize(("block_m", "block_n"), [(16, 64), (64, 16), (64, 32), (128, 64)])
+@pytest.mark.parametrize(("block_m", "block_n"), [(16, 64), (64, 16), (64, 32), (64, 64)])
 def test_tile_shapes(block_m, block_n):
     check(4, 2, 64, tuning=replace(TUNING, block_m=block_m, block_n=block_n, group=2))
 
@@ -170,7 +170,7 @@ def test_plan_covers_every_new_token_once_longest_first():
         covered += range(first_token, first_token + num_tokens)
     assert sorted(covered) == list(range(starts[NUM_DECODES], starts[-1]))
     ends = (tiles[:, 2] + tiles[:, 3]).tolist()
-    assert all(later < earlier + TUNING.block_n for earlier, later in zip(ends, ends[1:], strict=False))
+    assert all(later < earlier + TUNING.block_n for earlier, later in pairwise(ends))
 
 
 def test_plan_keeps_equal_sequences_together():

@@ -1,4 +1,4 @@
-"""`rotate_and_store` against the formulas written plainly: in place on queries and keys, into the slots of the cache."""
+"""`rotate_and_store` against the formulas written plainly: queries and keys in place, keys and values in slots."""
 
 from __future__ import annotations
 
