@@ -5,30 +5,28 @@ One program per sequence.  The contract is `engine.kernels.gather.GatherStep`.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 
-from engine.kernels.launch import pdl_options, supports_pdl
 from engine.kernels.gather import GatheredStep
+from engine.kernels.launch import pdl_options, supports_pdl
 
 _TILE = 256
 
 
 @triton.jit
 def _gather_step_kernel(
-    sequences: Any,
-    token_table: Any,
-    block_tables: Any,
-    token_ids: Any,
-    positions: Any,
-    slot_mapping: Any,
-    context_lens: Any,
-    num_sequences: Any,
-    row_length: Any,
-    max_blocks: Any,
+    sequences,
+    token_table,
+    block_tables,
+    token_ids,
+    positions,
+    slot_mapping,
+    context_lens,
+    num_sequences,
+    row_length,
+    max_blocks,
     BLOCK_SIZE: tl.constexpr,
     TILE: tl.constexpr,
     PDL: tl.constexpr,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -13,11 +11,11 @@ from engine.kernels.launch import pdl_options, supports_pdl
 
 @triton.jit
 def _rotation_tables_kernel(
-    positions: Any,
-    inverse_frequencies: Any,
-    cos: Any,
-    sin: Any,
-    scale: Any,
+    positions,
+    inverse_frequencies,
+    cos,
+    sin,
+    scale,
     NUM_PAIRS: tl.constexpr,
     PADDED: tl.constexpr,
     PDL: tl.constexpr,
