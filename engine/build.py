@@ -216,7 +216,7 @@ def _runner(
         block_size=config.block_size,
         device=device,
     )
-    return ModelRunner(model, attention, rows, seed=config.seed, use_graphs=attention.is_capturable)
+    return ModelRunner(model, attention, rows, seed=config.seed, use_graphs=attention.is_capturable and config.enable_cuda_graphs)
 
 
 def _remember_graphs(

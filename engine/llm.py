@@ -52,6 +52,7 @@ class LLM:
         block_size: int = 16,
         enable_prefix_caching: bool = True,
         enable_chunked_prefill: bool = True,
+        enable_cuda_graphs: bool = True,
         device: str = "auto",
         num_threads: int | None = None,
         seed: int = 0,
@@ -70,6 +71,7 @@ class LLM:
             block_size=block_size,
             enable_prefix_caching=enable_prefix_caching,
             enable_chunked_prefill=enable_chunked_prefill,
+            enable_cuda_graphs=enable_cuda_graphs,
             num_threads=num_threads,
             seed=seed,
         )

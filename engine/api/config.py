@@ -23,6 +23,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     lets the engine take `gpu_memory_utilization` of the device's total.
     `num_kv_blocks` overrides the size computed from the budget.
     `max_num_batched_tokens` is the token budget of one step; None chooses by device.
+    `enable_cuda_graphs` captures decode steps on NVIDIA GPUs; without, every kernel is launched by itself.
     `cache_dir` is where compiled kernels and the like are kept between starts; None means the user's data root.
     """
 
@@ -39,6 +40,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     block_size: int = 16
     enable_prefix_caching: bool = True
     enable_chunked_prefill: bool = True
+    enable_cuda_graphs: bool = True
     num_threads: int | None = None
     seed: int = 0
     cache_dir: str | None = None
