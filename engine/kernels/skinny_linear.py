@@ -67,12 +67,11 @@ def _tune_vector(n: int, k: int, num_sms: int) -> SkinnyTuning:
     block_n = 8
     while block_n > 1 and (block_n * k > 16 * 1024 or -(-n // block_n) < 2 * num_sms - num_sms // 8):
         block_n //= 2
-    tiles_per_sm = -(-(-(-n // block_n)) // num_sms)
+    num_tiles = -(-n // block_n)
+    tiles_per_sm = -(-num_tiles // num_sms)
     # All tiles at once where registers allow; a loop over tiles holds two of them at times and needs more registers.
     looped, most = (5, 6) if num_warps == 4 else (2, 3)
-    return SkinnyTuning(
-        block_n, num_warps, programs_per_sm=max(looped, tiles_per_sm) if tiles_per_sm <= most else looped
-    )
+    return SkinnyTuning(block_n, num_warps, max(looped, tiles_per_sm) if tiles_per_sm <= most else looped)
 
 
 def _tune_rows(num_rows: int, n: int, k: int, num_sms: int) -> SkinnyTuning:
