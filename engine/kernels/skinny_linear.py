@@ -60,8 +60,8 @@ def choose_tuning(num_rows: int, n: int, k: int, num_sms: int) -> SkinnyTuning:
 
 
 def _tune_vector(n: int, k: int, num_sms: int) -> SkinnyTuning:
-    if k > 16384:
-        return SkinnyTuning(block_n=1, num_warps=16, programs_per_sm=1)
+    if k > 8192:  # the prologue's work is per program: one large program per SM
+        return SkinnyTuning(block_n=2 if k <= 16384 else 1, num_warps=16, programs_per_sm=1)
     num_warps = 4 if k <= 1024 or (k <= 4096 and k % 2048) else 8
     # Up to 32 KB of weights per program keep memory busy; two programs per SM and more share it evenly.
     block_n = 8

@@ -133,7 +133,8 @@ def _inputs(
     stride: tl.constexpr = 2 * K if PROLOGUE == GATED else K
     x = _load_inputs(x_ptr, first_row, M, stride, chunk, K, WARPS, STEPS)
     if PROLOGUE == GATED:
-        x = gate_parts(x, _load_inputs(x_ptr + K, first_row, M, stride, chunk, K, WARPS, STEPS), STEPS)
+        up = _load_inputs(x_ptr + K, first_row, M, stride, chunk, K, WARPS, STEPS)
+        x = gate_parts(x, up, STEPS, x_ptr.dtype.element_ty)
     if PROLOGUE == NORM:
         if residual_ptr is not None:
             x = add_parts(x, _load_inputs(residual_ptr, first_row, M, stride, chunk, K, WARPS, STEPS), STEPS)

@@ -70,13 +70,13 @@ def _store_vector(
 
 
 @triton.jit
-def gate_parts(gates: tl.tuple, ups: tl.tuple, num_steps: tl.constexpr) -> tl.tuple:
-    """silu(gate) · up part by part, in fp32 and rounded to the dtype of the gate."""
+def gate_parts(gates: tl.tuple, ups: tl.tuple, num_steps: tl.constexpr, DTYPE: tl.constexpr) -> tl.tuple:
+    """silu(gate) · up part by part, in fp32 and rounded to DTYPE."""
     products: tl.tuple = ()
     for step in tl.static_range(num_steps):
         gate = gates[step].to(tl.float32)
         product = gate / (1.0 + tl.exp(-gate)) * ups[step].to(tl.float32)
-        products += (product.to(gates[step].dtype),)
+        products += (product.to(DTYPE),)
     return products
 
 
@@ -155,7 +155,8 @@ def skinny_vector_kernel(
         second = _load_vector(residual_ptr, K, BLOCK_K)
     scale = 1.0
     if PROLOGUE == GATED:
-        x = gate_parts(x, second, num_steps)
+        # Through a loop the products stay packed, for half the registers; for one tile rounding is but work.
+        x = gate_parts(x, second, num_steps, x_ptr.dtype.element_ty if LOOP else tl.float32)
     if PROLOGUE == NORM:
         if residual_ptr is not None:
             x = add_parts(x, second, num_steps)
