@@ -29,8 +29,8 @@ _INLINE_PROMPT_CHARS = 2000
 """Below this, tokenising takes less time than a hop to a thread and back."""
 
 
-async def generate(supervisor: Supervisor, job: GenerateJob) -> AsyncGenerator[OutputDelta, None]:
-    """All deltas of a job; loads the model first where it is not resident.
+async def generate(supervisor: Supervisor, job: GenerateJob) -> AsyncGenerator[list[OutputDelta], None]:
+    """All deltas of a job, batched as in `Generator.generate`; loads the model first where it is not resident.
 
     Close it (`contextlib.aclosing`) to abort.  Raises `EngineError`, `StoreError`, `QueueFull`.
     """
@@ -39,6 +39,10 @@ async def generate(supervisor: Supervisor, job: GenerateJob) -> AsyncGenerator[O
     async with aclosing(resident.generator.generate(requests)) as deltas:
         async for delta in deltas:
             yield delta
+
+
+FAILURES = ("error", "abort")
+"""Finish reasons of a sequence that did not end by itself."""
 
 
 class Generator:
@@ -55,10 +59,12 @@ class Generator:
         self.idle.set()
         self.last_used_at = time.monotonic()
 
-    async def generate(self, requests: Sequence[GenerateRequest]) -> AsyncGenerator[OutputDelta, None]:
+    async def generate(self, requests: Sequence[GenerateRequest]) -> AsyncGenerator[list[OutputDelta], None]:
         """Deltas of all choices as they come; choice indices run over requests, then samples.
 
-        Ends after every choice had its terminal delta, or raises; either way, and when the
+        Each batch holds what is new since the last: while the caller keeps up, one delta of each
+        choice that the engine's step advanced; to a caller that falls behind, several steps come as
+        one delta.  Ends after every choice had its terminal delta, or raises; either way, and when the
         caller leaves, nothing stays open in the worker.
         """
         if self.num_open >= self._max_queue:
@@ -72,11 +78,19 @@ class Generator:
             prepared = await self._prepare(requests)
             for index, (request, prompt) in enumerate(prepared):
                 texts[prompt.sequence_id] = self._text.stream(request, prompt, index)
-            outputs = self._worker.submit([prompt for _, prompt in prepared])
+            mailbox = self._worker.submit([prompt for _, prompt in prepared])
             while texts:
-                output = await outputs.get()
-                if output.sequence_id in texts:
-                    yield self._advance(texts, output, clock)
+                outputs = await mailbox.take()
+                deltas = [
+                    self._advance(texts, output, clock)
+                    for output in outputs
+                    if output.sequence_id in texts and output.finish_reason not in FAILURES
+                ]
+                if deltas:
+                    yield deltas
+                for output in outputs:
+                    if output.finish_reason in FAILURES and output.sequence_id in texts:
+                        raise self._worker.failure or EngineError(output.error_message or "The request was dropped.")
             clock.finished()
             outcome = "finished"
         except Exception:
@@ -93,11 +107,8 @@ class Generator:
 
     def _advance(self, texts: dict[int, SequenceText], output: StepOutput, clock: RequestClock) -> OutputDelta:
         """Push one step into its choice; forgets the choice when that ends it."""
-        if output.finish_reason in ("error", "abort"):
-            del texts[output.sequence_id]
-            raise self._worker.failure or EngineError(output.error_message or "The engine dropped the request.")
         if output.token_ids:
-            clock.tokens(output.sequence_id)
+            clock.tokens(output.sequence_id, len(output.token_ids))
         text = texts[output.sequence_id]
         delta = text.push(output)
         if text.finished:

@@ -8,9 +8,13 @@ exported ones never fall.  `RequestClock` times one request for the histograms.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
+from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import HistogramMetricFamily
+from prometheus_client.registry import Collector
 
 from engine.api.wire import EngineStats
 
@@ -61,9 +65,8 @@ class Metrics:
             registry=self._registry,
         )  # fmt: skip
         self._ttft = self._histogram("time_to_first_token_seconds", "Arrival to first token.", _TTFT_BUCKETS_S)
-        self._inter_token = self._histogram(
-            "inter_token_latency_seconds", "Time between tokens of one choice.", _INTER_TOKEN_BUCKETS_S
-        )
+        self._inter_token = InterTokenLatency()
+        self._registry.register(self._inter_token)
         self._latency = self._histogram("e2e_request_latency_seconds", "Arrival to last token.", _LATENCY_BUCKETS_S)
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
@@ -84,7 +87,7 @@ class Metrics:
     def start_request(self, model: str) -> RequestClock:
         return RequestClock(
             observe_first=self._ttft.labels(model).observe,
-            observe_next=self._inter_token.labels(model).observe,
+            observe_next=self._inter_token.of_model(model).observe,
             observe_end=self._latency.labels(model).observe,
             count_finished=lambda reason: self._finished.labels(model, reason).inc(),
             count_failed=lambda reason: self._failed.labels(model, reason).inc(),
@@ -95,6 +98,37 @@ class Metrics:
         return generate_latest(self._registry)
 
 
+class GapCounts:
+    """The times between tokens of one model, in seconds."""
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(_INTER_TOKEN_BUCKETS_S) + 1)
+        self.sum_s = 0.0
+
+    def observe(self, gap_s: float, count: int) -> None:
+        self.counts[bisect_left(_INTER_TOKEN_BUCKETS_S, gap_s)] += count
+        self.sum_s += gap_s * count
+
+
+class InterTokenLatency(Collector):
+    """A histogram that takes many tokens at once and costs a third of the library's: every token passes here."""
+
+    def __init__(self) -> None:
+        self._gaps: dict[str, GapCounts] = {}
+
+    def of_model(self, model: str) -> GapCounts:
+        return self._gaps.setdefault(model, GapCounts())
+
+    def collect(self) -> Iterator[HistogramMetricFamily]:
+        family = HistogramMetricFamily(
+            "quire_inter_token_latency_seconds", "Time between tokens of one choice.", labels=["model"]
+        )
+        bounds = [*map(str, _INTER_TOKEN_BUCKETS_S), "+Inf"]
+        for model, gaps in self._gaps.items():
+            family.add_metric([model], list(zip(bounds, accumulate(gaps.counts), strict=True)), gaps.sum_s)
+        yield family
+
+
 class RequestClock:
     """Times of one request: first token, gaps between tokens per sequence, end."""
 
@@ -102,7 +136,7 @@ class RequestClock:
         self,
         *,
         observe_first: Callable[[float], None],
-        observe_next: Callable[[float], None],
+        observe_next: Callable[[float, int], None],
         observe_end: Callable[[float], None],
         count_finished: Callable[[str], None],
         count_failed: Callable[[str], None],
@@ -115,12 +149,12 @@ class RequestClock:
         self._arrived_at = time.perf_counter()
         self._last_token_at: dict[int, float] = {}
 
-    def tokens(self, sequence_id: int) -> None:
-        """One engine step brought tokens for this sequence."""
+    def tokens(self, sequence_id: int, count: int = 1) -> None:
+        """So many tokens of this sequence have come, from one engine step or from several taken together."""
         now = time.perf_counter()
         last = self._last_token_at.get(sequence_id)
         if last is not None:
-            self._observe_next(now - last)
+            self._observe_next((now - last) / count, count)
         elif not self._last_token_at:
             self._observe_first(now - self._arrived_at)
         self._last_token_at[sequence_id] = now

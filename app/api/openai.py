@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
@@ -18,7 +18,8 @@ from litestar.openapi import ResponseSpec
 
 from app.api.body import JsonBody
 from app.api.disconnect import unless_disconnected
-from app.api.streaming import SSE_DONE, SSE_KEEP_ALIVE, EventStream, sse_error, sse_event
+from app.api.openai_stream import ChunkStream
+from app.api.streaming import SSE_KEEP_ALIVE, EventStream, sse_error
 from app.generation import generate
 from app.residency.supervisor import Supervisor
 from app.schema.error import ErrorBody
@@ -26,15 +27,7 @@ from app.schema.openai import ChatCompletion, ChatRequest, Completion, Completio
 from app.settings import Settings
 from app.translate.job import GenerateJob
 from app.translate.openai import chat_job, completion_job
-from app.translate.openai_output import (
-    AnswerHead,
-    chat_chunk,
-    chat_completion,
-    chat_usage_chunk,
-    completion,
-    completion_chunk,
-    completion_usage_chunk,
-)
+from app.translate.openai_output import AnswerHead, chat_completion, completion
 from engine.api.output import OutputDelta
 from store.models import InstalledModel, ModelStore
 
@@ -59,8 +52,8 @@ async def create_chat_completion(
     head = _head(job)
     if not data.stream:
         return Response(chat_completion(head, await _collect(request, supervisor, job)))
-    include_usage = bool(data.stream_options and data.stream_options.include_usage)
-    return _stream(_events(supervisor, job, head, chat_chunk, chat_usage_chunk, include_usage=include_usage), settings)
+    chunks = ChunkStream.of_chat(head, include_usage=_wants_usage(data))
+    return _stream(_events(supervisor, job, chunks), settings)
 
 
 @post(
@@ -76,9 +69,8 @@ async def create_completion(
     head = _head(job)
     if not data.stream:
         return Response(completion(head, await _collect(request, supervisor, job)))
-    include_usage = bool(data.stream_options and data.stream_options.include_usage)
-    events = _events(supervisor, job, head, completion_chunk, completion_usage_chunk, include_usage=include_usage)
-    return _stream(events, settings)
+    chunks = ChunkStream.of_completion(head, include_usage=_wants_usage(data))
+    return _stream(_events(supervisor, job, chunks), settings)
 
 
 @get("/models")
@@ -102,6 +94,10 @@ def _head(job: GenerateJob) -> AnswerHead:
     )
 
 
+def _wants_usage(data: ChatRequest | CompletionRequest) -> bool:
+    return bool(data.stream_options and data.stream_options.include_usage)
+
+
 def _card(model: InstalledModel) -> ModelCard:
     return ModelCard(id=model.name, created=int(model.modified_at), owned_by=model.source)
 
@@ -113,38 +109,22 @@ async def _collect(
 
     async def run() -> dict[int, list[OutputDelta]]:
         collected: dict[int, list[OutputDelta]] = {}
-        async with aclosing(generate(supervisor, job)) as deltas:
-            async for delta in deltas:
-                collected.setdefault(delta.index, []).append(delta)
+        async with aclosing(generate(supervisor, job)) as batches:
+            async for deltas in batches:
+                for delta in deltas:
+                    collected.setdefault(delta.index, []).append(delta)
         return collected
 
     return await unless_disconnected(request.receive, run())
 
 
-async def _events(
-    supervisor: Supervisor,
-    job: GenerateJob,
-    head: AnswerHead,
-    make_chunk: Callable[..., Any],
-    make_usage_chunk: Callable[[AnswerHead, list[OutputDelta]], Any],
-    *,
-    include_usage: bool,
-) -> AsyncGenerator[bytes, None]:
-    """The events of one streamed answer; deltas that carry nothing yet are not sent."""
-    begun: set[int] = set()
-    finished: list[OutputDelta] = []
-    async with aclosing(generate(supervisor, job)) as deltas:
-        async for delta in deltas:
-            if delta.finish_reason is not None:
-                finished.append(delta)
-            elif not delta.text and not delta.logprobs:
-                continue
-            is_first = delta.index not in begun
-            begun.add(delta.index)
-            yield sse_event(make_chunk(head, delta, is_first=is_first, include_usage=include_usage))
-    if include_usage:
-        yield sse_event(make_usage_chunk(head, finished))
-    yield SSE_DONE
+async def _events(supervisor: Supervisor, job: GenerateJob, chunks: ChunkStream) -> AsyncGenerator[bytes, None]:
+    """The events of one streamed answer, those of a batch in one piece."""
+    async with aclosing(generate(supervisor, job)) as batches:
+        async for deltas in batches:
+            if events := chunks.encode(deltas):
+                yield events
+    yield chunks.encode_end()
 
 
 def _stream(events: AsyncGenerator[bytes, None], settings: Settings) -> EventStream:

@@ -1,7 +1,7 @@
 """`WorkerClient`: the daemon's end of the socket to one worker process.
 
 Starts the process, sends `Start`, and then moves prompts in and step outputs out: outputs
-of one `submit` arrive in one queue.  Knows token ids only.  Whatever ends the worker, each
+of one `submit` arrive in one mailbox.  Knows token ids only.  Whatever ends the worker, each
 sequence that is still open gets exactly one terminal output.  Used by the supervisor
 (life) and by `app.generation` (work).
 """
@@ -18,6 +18,7 @@ from pathlib import Path
 import zmq
 import zmq.asyncio
 
+from app.residency.step_mailbox import StepMailbox
 from app.residency.worker_process import WorkerProcess
 from engine.api import wire
 from engine.api.config import EngineConfig
@@ -49,7 +50,7 @@ class WorkerClient:
         self._process: WorkerProcess | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._ready: asyncio.Future[wire.WorkerFacts] = asyncio.get_running_loop().create_future()
-        self._outputs: dict[int, asyncio.Queue[StepOutput]] = {}
+        self._outputs: dict[int, StepMailbox] = {}
         self._ids = itertools.count(1)
         self._on_progress: OnProgress = lambda progress: None
         self.stats = wire.EngineStats()
@@ -91,14 +92,14 @@ class WorkerClient:
         """A new id, unique for the life of this worker; safe to call from any thread."""
         return next(self._ids)
 
-    def submit(self, prompts: Sequence[Prompt]) -> asyncio.Queue[StepOutput]:
-        """Send prompts; all their outputs come through the returned queue."""
+    def submit(self, prompts: Sequence[Prompt]) -> StepMailbox:
+        """Send prompts; all their outputs come through the returned mailbox."""
         if self.failure is not None:
             raise self.failure
-        queue: asyncio.Queue[StepOutput] = asyncio.Queue()
-        self._outputs.update((prompt.sequence_id, queue) for prompt in prompts)
+        mailbox = StepMailbox()
+        self._outputs.update((prompt.sequence_id, mailbox) for prompt in prompts)
         self._send(wire.Submit(tuple(prompts)))
-        return queue
+        return mailbox
 
     def abort(self, sequence_ids: Iterable[int]) -> None:
         """Drop sequences; nothing more comes for them.  Does not wait, so a cancelled task may call it."""
@@ -145,9 +146,9 @@ class WorkerClient:
 
     def _deliver(self, output: StepOutput) -> None:
         is_terminal = output.finish_reason is not None
-        queue = self._outputs.pop(output.sequence_id, None) if is_terminal else self._outputs.get(output.sequence_id)
-        if queue is not None:
-            queue.put_nowait(output)
+        mailbox = self._outputs.pop(output.sequence_id, None) if is_terminal else self._outputs.get(output.sequence_id)
+        if mailbox is not None:
+            mailbox.put(output)
 
     async def _watch(self, process: WorkerProcess) -> None:
         ending = await process.wait()

@@ -63,9 +63,9 @@ def chat_completion(head: AnswerHead, deltas: Mapping[int, Sequence[OutputDelta]
     )
 
 
-def chat_chunk(head: AnswerHead, delta: OutputDelta, *, is_first: bool, include_usage: bool) -> ChatChunk:
-    """One event; the first of each choice carries the role."""
-    choice = ChatChunkChoice(
+def chat_chunk_choice(head: AnswerHead, delta: OutputDelta, *, is_first: bool) -> ChatChunkChoice:
+    """The choice of one event; the first of each choice carries the role."""
+    return ChatChunkChoice(
         index=delta.index,
         delta=MessageDelta(
             role="assistant" if is_first else UNSET,
@@ -75,7 +75,11 @@ def chat_chunk(head: AnswerHead, delta: OutputDelta, *, is_first: bool, include_
         finish_reason=delta.finish_reason,
         stop_reason=UNSET if delta.finish_reason is None else delta.stop_reason,
     )
-    return _chat_chunk(head, (choice,), None if include_usage else UNSET)
+
+
+def chat_envelope(head: AnswerHead, *, include_usage: bool) -> ChatChunk:
+    """What all events of a streamed chat completion have in common: everything but the choice."""
+    return _chat_chunk(head, (), None if include_usage else UNSET)
 
 
 def chat_usage_chunk(head: AnswerHead, deltas: Sequence[OutputDelta]) -> ChatChunk:
@@ -97,16 +101,20 @@ def completion(head: AnswerHead, deltas: Mapping[int, Sequence[OutputDelta]]) ->
     return _completion(head, choices, total_usage(head, [part for parts in deltas.values() for part in parts]))
 
 
-def completion_chunk(head: AnswerHead, delta: OutputDelta, *, is_first: bool, include_usage: bool) -> Completion:
-    """One event of a streamed completion; there is no role to announce, so `is_first` changes nothing."""
-    choice = CompletionChoice(
+def completion_chunk_choice(head: AnswerHead, delta: OutputDelta, *, is_first: bool) -> CompletionChoice:
+    """The choice of one event; there is no role to announce, so `is_first` changes nothing."""
+    return CompletionChoice(
         index=delta.index,
         text=delta.text,
         logprobs=_completion_logprobs(head, delta.logprobs) if delta.logprobs else None,
         finish_reason=delta.finish_reason,
         stop_reason=delta.stop_reason,
     )
-    return _completion(head, (choice,), None if include_usage else UNSET)
+
+
+def completion_envelope(head: AnswerHead, *, include_usage: bool) -> Completion:
+    """What all events of a streamed completion have in common: everything but the choice."""
+    return _completion(head, (), None if include_usage else UNSET)
 
 
 def completion_usage_chunk(head: AnswerHead, deltas: Sequence[OutputDelta]) -> Completion:

@@ -39,6 +39,8 @@ class SequenceText:
             tokenizer, skip_special_tokens=sampling.skip_special_tokens, continues_text=continues_text
         )
         self._stops = StopStrings(sampling.stop, include_in_output=sampling.include_stop_str_in_output)
+        self._is_plain = not sampling.stop and sampling.logprobs is None
+        self._hides_stop_token = sampling.skip_special_tokens and not sampling.include_stop_str_in_output
         self._num_prompt_tokens = num_prompt_tokens
         self._num_completion_tokens = 0
         self._num_cached_tokens = 0
@@ -54,6 +56,8 @@ class SequenceText:
         if self.finished:
             return OutputDelta(index=self.index)
         self._num_cached_tokens = max(self._num_cached_tokens, output.num_cached_tokens)
+        if self._is_plain:
+            return self._delta(output, self._plain_text(output), output.token_ids, ())
         pieces: list[str] = []
         logprobs: list[TextLogprob] = []
         num_pushed = 0
@@ -71,9 +75,17 @@ class SequenceText:
             pieces.append(self._stops.flush())
         return self._delta(output, "".join(pieces), output.token_ids[:num_pushed], tuple(logprobs))
 
+    def _plain_text(self, output: StepOutput) -> str:
+        """All the text at once, where no stop string may end it and no token is reported by itself."""
+        token_ids = output.token_ids
+        self._num_completion_tokens += len(token_ids)
+        if output.stop_token_id is not None and self._hides_stop_token:
+            token_ids = token_ids[:-1]
+        text = self._detokenizer.push_all(token_ids)
+        return text if output.finish_reason is None else text + self._detokenizer.flush()
+
     def _text_of(self, token_id: int, ends_sequence: bool) -> str:
-        sampling = self._sampling
-        if ends_sequence and sampling.skip_special_tokens and not sampling.include_stop_str_in_output:
+        if ends_sequence and self._hides_stop_token:
             return ""
         return self._search(self._detokenizer.push(token_id))
 

@@ -43,6 +43,7 @@ class Tokenizer:
         self._backend = backend
         self._to_bytes = decoding.to_bytes
         self._bytes_by_id: dict[int, bytes] = {}
+        self._whole_text_by_id: dict[int, str | None] = {}
         self.num_stripped_spaces = decoding.num_stripped_spaces
         self.vocab_size = backend.get_vocab_size(with_added_tokens=True)
         self.bos_token_id = bos_token_id
@@ -76,6 +77,17 @@ class Tokenizer:
             cached = self._to_bytes(self._spelling(token_id))
             self._bytes_by_id[token_id] = cached
         return cached
+
+    def whole_text(self, token_id: int) -> str | None:
+        """Return one token as text, None where its bytes are not whole characters."""
+        try:
+            return self._whole_text_by_id[token_id]
+        except KeyError:
+            try:
+                text = self.token_bytes(token_id).decode()
+            except UnicodeDecodeError:
+                text = None
+            return self._whole_text_by_id.setdefault(token_id, text)
 
     def token_text(self, token_id: int) -> str:
         r"""Return one token as text; bytes that are no whole character are written as \xNN."""

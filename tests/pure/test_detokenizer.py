@@ -31,6 +31,17 @@ def test_pieces_joined_equal_the_one_shot_decode(name: str, data: st.DataObject,
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
+@given(data=st.data(), skip=st.booleans())
+def test_tokens_taken_together_give_the_same_text(name: str, data: st.DataObject, skip: bool) -> None:
+    tokenizer = TOKENIZERS[name]
+    runs = data.draw(st.lists(token_ids_of(tokenizer)))
+    detokenizer = Detokenizer(tokenizer, skip_special_tokens=skip)
+    pieces = [detokenizer.push_all(run) for run in runs]
+    token_ids = [token_id for run in runs for token_id in run]
+    assert "".join([*pieces, detokenizer.flush()]) == tokenizer.decode(token_ids, skip_special_tokens=skip)
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
 @given(text=st.text(st.sampled_from("aé€🙂 字ø\U0001f9d1\u200d"), min_size=1))
 def test_whole_characters_only_and_none_of_them_late(name: str, text: str) -> None:
     tokenizer = TOKENIZERS[name]
@@ -74,7 +85,7 @@ def test_a_hidden_token_does_not_break_the_character_around_it() -> None:
     assert [detokenizer.push(token_id) for token_id in (first, 1, second)] == ["", "", "🙂"]
 
 
-def test_every_token_is_read_exactly_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_work_per_token_does_not_grow_with_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = Tokenizer(byte_level_backend())
     read: list[int] = []
     token_bytes = tokenizer.token_bytes
@@ -83,4 +94,4 @@ def test_every_token_is_read_exactly_once(monkeypatch: pytest.MonkeyPatch) -> No
     token_ids = tokenizer.encode("hello wo 🙂" * 20)
     for token_id in token_ids:
         detokenizer.push(token_id)
-    assert read == token_ids
+    assert len(read) <= len(token_ids) + len(set(token_ids))  # once more to find out whether it is whole

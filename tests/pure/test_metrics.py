@@ -47,6 +47,21 @@ def test_a_request_has_one_first_token_and_gaps_within_each_sequence() -> None:
     assert sample(metrics, "quire_request_success_total")[0].endswith('{finished_reason="stop",model="m"} 1.0')
 
 
+def test_tokens_taken_together_share_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    metrics = Metrics()
+    times = iter([10.0, 10.5, 10.7])
+    monkeypatch.setattr("app.metrics.time.perf_counter", lambda: next(times))
+    clock = metrics.start_request("m")
+
+    clock.tokens(1)
+    clock.tokens(1, 4)
+
+    buckets = sample(metrics, "quire_inter_token_latency_seconds_bucket")
+    assert [line.rsplit(" ", 1)[1] for line in buckets if 'le="0.025"' in line or 'le="0.05"' in line] == ["0.0", "4.0"]
+    total_s = float(sample(metrics, "quire_inter_token_latency_seconds_sum")[0].rsplit(" ", 1)[1])
+    assert total_s == pytest.approx(0.2)
+
+
 def test_the_throughput_line_shows_rates_of_the_interval() -> None:
     before = EngineStats(prompt_tokens_total=100, generation_tokens_total=10)
     after = EngineStats(

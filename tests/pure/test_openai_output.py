@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
-from app.translate.openai_output import (
-    AnswerHead,
-    chat_chunk,
-    chat_completion,
-    chat_usage_chunk,
-    completion,
-    completion_chunk,
-    total_usage,
-)
+from app.api.openai_stream import ChunkStream
+from app.schema.openai import Completion, CompletionChoice
+from app.translate.openai_output import AnswerHead, chat_completion, completion, total_usage
+from app.version import FINGERPRINT
 from engine.api.output import OutputDelta, TextLogprob, Usage
 
 HEAD = AnswerHead(id="id", created=1, model="m", has_logprobs=False, num_samples=2)
@@ -42,14 +39,16 @@ def test_deltas_of_a_choice_are_joined() -> None:
     assert [choice.text for choice in completion(HEAD, deltas).choices] == ["ab", "x"]
 
 
-def encode(value: object) -> dict[str, object]:
-    decoded: dict[str, object] = msgspec.json.decode(msgspec.json.encode(value))
-    return decoded
+def events(raw: bytes) -> list[Any]:
+    parts = raw.decode().split("\n\n")
+    assert parts.pop() == "" and all(part.startswith("data: ") for part in parts)
+    return [part[6:] if part == "data: [DONE]" else msgspec.json.decode(part[6:]) for part in parts]
 
 
 def test_the_first_chunk_carries_the_role_and_only_the_last_a_reason() -> None:
-    first = encode(chat_chunk(HEAD, OutputDelta(index=0, text="a"), is_first=True, include_usage=False))
-    final = encode(chat_chunk(HEAD, last(0), is_first=False, include_usage=False))
+    chunks = ChunkStream.of_chat(HEAD, include_usage=False)
+    (first,) = events(chunks.encode([OutputDelta(index=0, text="a")]))
+    (final,) = events(chunks.encode([last(0)]))
 
     assert first["choices"] == [
         {"index": 0, "delta": {"role": "assistant", "content": "a"}, "logprobs": None, "finish_reason": None}
@@ -58,13 +57,35 @@ def test_the_first_chunk_carries_the_role_and_only_the_last_a_reason() -> None:
         {"index": 0, "delta": {}, "logprobs": None, "finish_reason": "stop", "stop_reason": "END"}
     ]
     assert "usage" not in first
+    assert events(chunks.encode_end()) == ["[DONE]"]
+
+
+def test_an_event_is_the_whole_chunk_as_the_schema_has_it() -> None:
+    """The envelope is encoded apart from the choice, and must not show it, whatever the client calls its model."""
+    head = AnswerHead(id="id", created=7, model='"choices":[] é', has_logprobs=False, num_samples=1)
+    (event,) = events(ChunkStream.of_completion(head, include_usage=True).encode([OutputDelta(index=0, text='"\n')]))
+    choice = CompletionChoice(index=0, text='"\n')
+    whole = Completion(
+        id="id", created=7, model=head.model, system_fingerprint=FINGERPRINT, choices=(choice,), usage=None
+    )
+    assert event == msgspec.json.decode(msgspec.json.encode(whole))
 
 
 def test_usage_in_chunks_is_null_until_the_end() -> None:
-    chunk = encode(completion_chunk(HEAD, OutputDelta(index=0, text="a"), is_first=True, include_usage=True))
+    chunks = ChunkStream.of_chat(HEAD, include_usage=True)
+    (chunk,) = events(chunks.encode([last(0)]))
+    usage, done = events(chunks.encode_end())
 
     assert chunk["usage"] is None
-    assert encode(chat_usage_chunk(HEAD, [last(0)]))["choices"] == []
+    assert (usage["choices"], usage["usage"]["completion_tokens"], done) == ([], 2, "[DONE]")
+
+
+def test_a_batch_has_one_event_per_choice_that_has_something_to_say() -> None:
+    chunks = ChunkStream.of_completion(HEAD, include_usage=False)
+    batch = [OutputDelta(index=0, text="a"), OutputDelta(index=1), OutputDelta(index=2, text="c")]
+
+    assert [event["choices"][0]["index"] for event in events(chunks.encode(batch))] == [0, 2]
+    assert chunks.encode([OutputDelta(index=1)]) == b""
 
 
 def test_logprobs_in_both_forms() -> None:
