@@ -21,7 +21,7 @@ _IN_PROMPT = tl.constexpr(1 << 30)
 
 
 @triton.jit
-def _known_tokens(setting: tl.tensor, token_ids: tl.tensor, row_length: tl.tensor, TILE: tl.constexpr):
+def _known_tokens(setting, token_ids, row_length, TILE: tl.constexpr):
     """One tile of a row's token ids: (ids, which of them are prompt, which are output)."""
     table_row = tl.load(setting + 1).to(tl.int64)
     position = tl.program_id(1) * TILE + tl.arange(0, TILE)
@@ -33,11 +33,11 @@ def _known_tokens(setting: tl.tensor, token_ids: tl.tensor, row_length: tl.tenso
 
 @triton.jit
 def _count_kernel(
-    penalties: tl.tensor,
-    token_ids: tl.tensor,
-    counts: tl.tensor,
-    row_length: tl.tensor,
-    vocab_size: tl.tensor,
+    penalties,
+    token_ids,
+    counts,
+    row_length,
+    vocab_size,
     TILE: tl.constexpr,
 ):
     line = tl.program_id(0)
@@ -49,12 +49,12 @@ def _count_kernel(
 
 @triton.jit
 def _penalise_kernel(
-    logits: tl.tensor,
-    penalties: tl.tensor,
-    token_ids: tl.tensor,
-    counts: tl.tensor,
-    row_length: tl.tensor,
-    vocab_size: tl.tensor,
+    logits,
+    penalties,
+    token_ids,
+    counts,
+    row_length,
+    vocab_size,
     TILE: tl.constexpr,
 ):
     line = tl.program_id(0)
@@ -76,9 +76,7 @@ def _penalise_kernel(
 
 
 @triton.jit(do_not_specialize=["num_additions"])
-def _add_kernel(
-    logits: tl.tensor, additions: tl.tensor, num_additions: tl.tensor, vocab_size: tl.tensor, TILE: tl.constexpr
-):
+def _add_kernel(logits, additions, num_additions, vocab_size, TILE: tl.constexpr):
     entry = tl.program_id(0) * TILE + tl.arange(0, TILE)
     inside = entry < num_additions
     addition = additions + entry * _ADDITION_COLUMNS

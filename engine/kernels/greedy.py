@@ -16,10 +16,11 @@ from engine.kernels.launch import num_multiprocessors, pdl_options, supports_pdl
 _TILE = 2048
 _PROGRAMS_PER_MULTIPROCESSOR = 8
 _MAX_SPLITS = 1024
+_LEAST_PADDED_SPLITS = 128
 
 
 @triton.jit
-def pack_best(value: tl.tensor, index: tl.tensor):
+def pack_best(value, index):
     """int64 whose order is that of the float32 values, then of falling indices: (monotone image, ~index)."""
     bits = tl.where(value == 0.0, 0.0, value).to(tl.int32, bitcast=True)
     key = bits ^ ((bits >> 31) & 0x7FFFFFFF)
@@ -27,22 +28,22 @@ def pack_best(value: tl.tensor, index: tl.tensor):
 
 
 @triton.jit
-def unpack_index(best: tl.tensor):
+def unpack_index(best):
     return 0x7FFFFFFF - (best & 0x7FFFFFFF).to(tl.int32)
 
 
 @triton.jit
-def unpack_value(best: tl.tensor):
+def unpack_value(best):
     key = (best >> 32).to(tl.int32)
     return (key ^ ((key >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def _best_of_split_kernel(
-    logits: tl.tensor,
-    best: tl.tensor,
-    vocab_size: tl.tensor,
-    split_size: tl.tensor,
+    logits,
+    best,
+    vocab_size,
+    split_size,
     TILE: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -70,13 +71,13 @@ def _best_of_split_kernel(
 
 @triton.jit(do_not_specialize=["num_splits"])
 def _best_of_row_kernel(
-    best: tl.tensor,
-    token_ids: tl.tensor,
-    num_splits: tl.tensor,
-    rows: tl.tensor,
-    positions: tl.tensor,
-    token_table: tl.tensor,
-    row_length: tl.tensor,
+    best,
+    token_ids,
+    num_splits,
+    rows,
+    positions,
+    token_table,
+    row_length,
     SPLITS: tl.constexpr,
     APPENDS: tl.constexpr,
     PDL: tl.constexpr,
@@ -125,11 +126,17 @@ def split_vocabulary(num_rows: int, vocab_size: int, tile: int, device: torch.de
     return -(-num_tiles // tiles_per_split), tiles_per_split * tile
 
 
+def padded_splits(num_splits: int) -> int:
+    """A power of two that holds the splits; nearly always the same, so that kernels are compiled once."""
+    return max(_LEAST_PADDED_SPLITS, 1 << (num_splits - 1).bit_length())
+
+
 def _find_best(
     logits: torch.Tensor,
     token_ids: torch.Tensor,
     destination: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None,
 ) -> None:
+    assert logits.is_contiguous()
     num_rows, vocab_size = logits.shape
     if num_rows == 0:
         return
@@ -150,7 +157,7 @@ def _find_best(
         positions,
         token_table,
         token_table.shape[-1],
-        SPLITS=triton.next_power_of_2(num_splits),
+        SPLITS=padded_splits(num_splits),
         APPENDS=destination is not None,
         num_warps=1,
         **options,

@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-from engine.kernels.greedy import split_vocabulary, unpack_index
+from engine.kernels.greedy import padded_splits, split_vocabulary, unpack_index
 from engine.kernels.launch import pdl_options, supports_pdl
 from engine.kernels.scores import COLUMNS, begin, load_scores, measure, peak_of, share_of, weigh
 from engine.kernels.threshold import find_thresholds
@@ -26,15 +26,15 @@ _CHUNK = 1024
 
 @triton.jit(do_not_specialize=["num_splits"])
 def _weigh_kernel(
-    logits: tl.tensor,
-    draws: tl.tensor,
-    best: tl.tensor,
-    thresholds: tl.tensor,
-    chunk_weights: tl.tensor,
-    num_splits: tl.tensor,
-    vocab_size: tl.tensor,
-    split_size: tl.tensor,
-    num_chunks: tl.tensor,
+    logits,
+    draws,
+    best,
+    thresholds,
+    chunk_weights,
+    num_splits,
+    vocab_size,
+    split_size,
+    num_chunks,
     CHUNK: tl.constexpr,
     SPLITS: tl.constexpr,
     PDL: tl.constexpr,
@@ -55,15 +55,15 @@ def _weigh_kernel(
 
 @triton.jit(do_not_specialize=["num_splits"])
 def _choose_kernel(
-    logits: tl.tensor,
-    draws: tl.tensor,
-    best: tl.tensor,
-    thresholds: tl.tensor,
-    chunk_weights: tl.tensor,
-    token_ids: tl.tensor,
-    num_splits: tl.tensor,
-    vocab_size: tl.tensor,
-    num_chunks: tl.tensor,
+    logits,
+    draws,
+    best,
+    thresholds,
+    chunk_weights,
+    token_ids,
+    num_splits,
+    vocab_size,
+    num_chunks,
     CHUNK: tl.constexpr,
     CHUNKS: tl.constexpr,
     SPLITS: tl.constexpr,
@@ -95,11 +95,11 @@ def _choose_kernel(
 
 @triton.jit
 def _kept_range(
-    setting: tl.tensor,
-    best: tl.tensor,
-    thresholds: tl.tensor,
-    row: tl.tensor,
-    num_splits: tl.tensor,
+    setting,
+    best,
+    thresholds,
+    row,
+    num_splits,
     SPLITS: tl.constexpr,
 ):
     """(largest logit, smallest kept logit) of a row that draws."""
@@ -117,7 +117,7 @@ def choose(logits: torch.Tensor, settings: StepSettings) -> torch.Tensor:
     options = {"PDL": supports_pdl(device), **pdl_options(device)}
     measured = measure(logits)
     best, num_splits = measured.best, measured.best.shape[1]
-    splits = triton.next_power_of_2(num_splits)
+    splits = padded_splits(num_splits)
     # Read for rows that search alone.
     thresholds = find_thresholds(logits, settings, measured) if len(settings.searching) else best
     num_programs, split_size = split_vocabulary(num_rows, vocab_size, _CHUNK, device)

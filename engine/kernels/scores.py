@@ -44,7 +44,7 @@ def begin(PDL: tl.constexpr):
 
 
 @triton.jit
-def load_scores(logits: tl.tensor, row: tl.tensor, token: tl.tensor, vocab_size: tl.tensor):
+def load_scores(logits, row, token, vocab_size):
     """Scores of the tokens; minus infinity, below every score, beyond the vocabulary."""
     inside = token < vocab_size
     value = tl.load(logits + row.to(tl.int64) * vocab_size + token, mask=inside, other=0.0).to(tl.float32)
@@ -53,19 +53,19 @@ def load_scores(logits: tl.tensor, row: tl.tensor, token: tl.tensor, vocab_size:
 
 
 @triton.jit
-def weigh(scores: tl.tensor, peak: tl.tensor, inverse_temperature: tl.tensor):
+def weigh(scores, peak, inverse_temperature):
     """exp of the scaled scores relative to the largest, as int64 in units of 2^-40."""
     return (tl.exp((scores - peak) * inverse_temperature) * _UNIT).to(tl.int64)
 
 
 @triton.jit
-def share_of(share: tl.tensor, total: tl.tensor):
+def share_of(share, total):
     """`share` float64 below 1 of `total` int64, as a whole number below it."""
     return tl.minimum((share * total.to(tl.float64)).to(tl.int64), total - 1)
 
 
 @triton.jit
-def peak_of(best: tl.tensor, row: tl.tensor, num_splits: tl.tensor, SPLITS: tl.constexpr):
+def peak_of(best, row, num_splits, SPLITS: tl.constexpr):
     """The largest score of the row."""
     split = tl.arange(0, SPLITS)
     bests = tl.load(best + row * num_splits + split, mask=split < num_splits, other=-0x7FFFFFFFFFFFFFFF)
@@ -74,12 +74,12 @@ def peak_of(best: tl.tensor, row: tl.tensor, num_splits: tl.tensor, SPLITS: tl.c
 
 @triton.jit
 def _measure_kernel(
-    logits: tl.tensor,
-    best: tl.tensor,
-    mean: tl.tensor,
-    tally: tl.tensor,
-    vocab_size: tl.tensor,
-    split_size: tl.tensor,
+    logits,
+    best,
+    mean,
+    tally,
+    vocab_size,
+    split_size,
     TILE: tl.constexpr,
     TALLY: tl.constexpr,
     PDL: tl.constexpr,
@@ -116,6 +116,7 @@ def _measure_kernel(
 
 def measure(logits: torch.Tensor) -> Measured:
     """Measure the rows of logits [N, V], in any floating dtype, contiguous."""
+    assert logits.is_contiguous()
     num_rows, vocab_size = logits.shape
     device = logits.device
     num_splits, split_size = split_vocabulary(num_rows, vocab_size, _TILE, device)

@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from engine.kernels.greedy import split_vocabulary
+from engine.kernels.greedy import padded_splits, split_vocabulary
 from engine.kernels.launch import pdl_options, supports_pdl
 from engine.kernels.scores import (
     COLUMNS,
@@ -36,7 +36,7 @@ _PIVOTS = tl.constexpr(8)
 _LADDER_TILE = 256
 _LADDER_SPLIT = 4 * _LADDER_TILE
 _GATHER_TILE = 1024
-_NARROW_TILE = 512
+_NARROW_TILE = 1024
 # Candidates that a row has room for: this many, or a quarter of the vocabulary.
 _LEAST_CAPACITY = 4096
 # Low bits that are equal in all logits of a dtype, because float32 has more of them.
@@ -44,7 +44,7 @@ _SPARE_BITS = {torch.float32: 0, torch.bfloat16: 16, torch.float16: 13}
 
 
 @triton.jit
-def _place_rungs(best: tl.tensor, mean: tl.tensor, row: tl.tensor, num_splits: tl.tensor, SPLITS: tl.constexpr):
+def _place_rungs(best, mean, row, num_splits, SPLITS: tl.constexpr):
     """(largest score, falling rungs [16], the last of them below every score)."""
     split = tl.arange(0, SPLITS)
     means = tl.load(mean + row * num_splits + split, mask=split < num_splits, other=-LIMIT)
@@ -59,20 +59,20 @@ def _place_rungs(best: tl.tensor, mean: tl.tensor, row: tl.tensor, num_splits: t
 
 
 @triton.jit
-def _tally_tile(scores: tl.tensor, pivots: tl.tensor, weights: tl.tensor, counts: tl.tensor, masses: tl.tensor):
+def _tally_tile(scores, pivots, weights, counts, masses):
     """Add a tile to the number and weight of scores at or above each pivot."""
     reaches = scores[None, :] >= pivots[:, None]
     return counts + reaches.to(tl.int32), masses + tl.where(reaches, weights[None, :], 0)
 
 
 @triton.jit
-def _lane_of(values: tl.tensor, lane: tl.tensor):
+def _lane_of(values, lane):
     """values[lane] of int64 values [16]; 0 for lane -1."""
     return tl.sum(tl.where(tl.arange(0, _RUNGS) == lane, values, 0), 0)
 
 
 @triton.jit
-def _bracket(setting: tl.tensor, tally: tl.tensor, row: tl.tensor, vocab_size: tl.tensor):
+def _bracket(setting, tally, row, vocab_size):
     """(first rung at or below every possible threshold, last rung above them or -1, counts [16], masses [16])."""
     lane = tl.arange(0, _RUNGS)
     counts = tl.load(tally + row * _TALLY + lane)
@@ -92,16 +92,16 @@ def _bracket(setting: tl.tensor, tally: tl.tensor, row: tl.tensor, vocab_size: t
 
 @triton.jit(do_not_specialize=["num_splits"])
 def _ladder_kernel(
-    logits: tl.tensor,
-    draws: tl.tensor,
-    searching: tl.tensor,
-    best: tl.tensor,
-    mean: tl.tensor,
-    tally: tl.tensor,
-    rungs: tl.tensor,
-    num_splits: tl.tensor,
-    vocab_size: tl.tensor,
-    split_size: tl.tensor,
+    logits,
+    draws,
+    searching,
+    best,
+    mean,
+    tally,
+    rungs,
+    num_splits,
+    vocab_size,
+    split_size,
     TILE: tl.constexpr,
     SPLITS: tl.constexpr,
     PDL: tl.constexpr,
@@ -129,15 +129,15 @@ def _ladder_kernel(
 
 @triton.jit
 def _gather_kernel(
-    logits: tl.tensor,
-    draws: tl.tensor,
-    searching: tl.tensor,
-    tally: tl.tensor,
-    rungs: tl.tensor,
-    candidates: tl.tensor,
-    vocab_size: tl.tensor,
-    split_size: tl.tensor,
-    capacity: tl.tensor,
+    logits,
+    draws,
+    searching,
+    tally,
+    rungs,
+    candidates,
+    vocab_size,
+    split_size,
+    capacity,
     TILE: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -161,14 +161,14 @@ def _gather_kernel(
 
 
 @triton.jit
-def _key_of(scores: tl.tensor, SPARE_BITS: tl.constexpr):
+def _key_of(scores, SPARE_BITS: tl.constexpr):
     """int32 in the order of the scores, without the bits that the logits' dtype does not have."""
     bits = tl.where(scores == 0.0, 0.0, scores).to(tl.int32, bitcast=True)
     return (bits ^ ((bits >> 31) & 0x7FFFFFFF)) >> SPARE_BITS
 
 
 @triton.jit
-def _score_of(key: tl.tensor, SPARE_BITS: tl.constexpr):
+def _score_of(key, SPARE_BITS: tl.constexpr):
     """The score of a key, which all values of the logits' dtype survive."""
     full = (key << SPARE_BITS) | ((key >> 31) & ((1 << SPARE_BITS) - 1))
     return (full ^ ((full >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
@@ -176,13 +176,13 @@ def _score_of(key: tl.tensor, SPARE_BITS: tl.constexpr):
 
 @triton.jit
 def _load_candidates(
-    logits: tl.tensor,
-    row: tl.tensor,
-    vocab_size: tl.tensor,
-    candidates: tl.tensor,
-    num_candidates: tl.tensor,
-    fits: tl.tensor,
-    place: tl.tensor,
+    logits,
+    row,
+    vocab_size,
+    candidates,
+    num_candidates,
+    fits,
+    place,
 ):
     """One tile of the gathered scores or, where they did not fit their buffer, of the whole row."""
     if fits:
@@ -194,17 +194,17 @@ def _load_candidates(
 
 @triton.jit(do_not_specialize=["num_splits"])
 def _narrow_kernel(
-    logits: tl.tensor,
-    draws: tl.tensor,
-    searching: tl.tensor,
-    best: tl.tensor,
-    tally: tl.tensor,
-    rungs: tl.tensor,
-    candidates: tl.tensor,
-    thresholds: tl.tensor,
-    num_splits: tl.tensor,
-    vocab_size: tl.tensor,
-    capacity: tl.tensor,
+    logits,
+    draws,
+    searching,
+    best,
+    tally,
+    rungs,
+    candidates,
+    thresholds,
+    num_splits,
+    vocab_size,
+    capacity,
     SPARE_BITS: tl.constexpr,
     TILE: tl.constexpr,
     SPLITS: tl.constexpr,
@@ -271,7 +271,7 @@ def find_thresholds(logits: torch.Tensor, settings: StepSettings, measured: Meas
     num_searching = len(settings.searching)
     device = logits.device
     num_splits = measured.best.shape[1]
-    splits = triton.next_power_of_2(num_splits)
+    splits = padded_splits(num_splits)
     options = {"PDL": supports_pdl(device), **pdl_options(device)}
     draws, searching, best, tally = settings.draws, settings.searching, measured.best, measured.tally
     rungs = torch.empty((num_searching, _RUNGS.value), dtype=torch.float32, device=device)
@@ -326,7 +326,7 @@ def find_thresholds(logits: torch.Tensor, settings: StepSettings, measured: Meas
         SPARE_BITS=_SPARE_BITS[logits.dtype],
         TILE=_NARROW_TILE,
         SPLITS=splits,
-        num_warps=8,
+        num_warps=16,
         **options,
     )
     return thresholds

@@ -177,6 +177,13 @@ def test_a_threshold_among_too_many_candidates_is_found_in_the_whole_row(params:
     assert_keeps_what_is_allowed(logits[0], threshold, params)
 
 
+def test_top_p_is_measured_on_what_top_k_leaves_even_if_its_border_is_a_rung_of_the_ladder() -> None:
+    """With the mean at 0 and the largest logit at 11 the rungs are whole numbers."""
+    logits = torch.tensor([[-11.0, 10.0, -10.0, 11.0, 1.0, -1.0]])
+    assert thresholds(logits, [SamplingParams(temperature=100.0, top_k=2, top_p=0.4)]) == [11.0]
+    assert thresholds(logits, [SamplingParams(temperature=100.0, top_k=2, top_p=0.6)]) == [10.0]
+
+
 def test_tokens_are_as_frequent_as_their_probability() -> None:
     """Evenly spread numbers draw each token as often as its probability says, give or take one."""
     num_draws = 48 if DEVICE == CPU else 4096
@@ -193,8 +200,8 @@ def test_tokens_are_as_frequent_as_their_probability() -> None:
 
 def test_the_extremes_of_the_uniform_number_stay_inside_the_distribution() -> None:
     logits = torch.full((2, 1500), -math.inf)
-    logits[:, [3, 1400]] = 0.0
-    assert choose(logits, [SamplingParams()] * 2, [0.0, 1.0 - 2**-53]) == [3, 1400]
+    logits[:, [1030, 1400]] = 0.0
+    assert choose(logits, [SamplingParams()] * 2, [0.0, 1.0 - 2**-53]) == [1030, 1400]
 
 
 @pytest.mark.parametrize("value", [math.nan, -math.inf, math.inf])
