@@ -4,7 +4,9 @@
 
 Every launch of a captured graph works on another layer's cache, so that none is found in the L2 cache; figures are
 medians of replays and include the gaps between launches.  `--sweep` tries launch parameters on chosen shapes and
-prints the best of each.  Launch parameters given as options replace those of the heuristic.  The last line is JSON.
+prints the best of each.  Launch parameters given as options replace those of the heuristic.  With `--reads-early`
+each launch reads keys and values while the launch before it ends, as in a step of decodes alone.  The last line is
+JSON.
 """
 
 from __future__ import annotations
@@ -19,13 +21,8 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.kernels.decode_attention import (
-    DecodeTuning,
-    allocate_workspace,
-    decode_attention,
-    default_tuning,
-    plan_decode,
-)
+from engine.kernels.decode_attention import decode_attention
+from engine.kernels.decode_plan import DecodeTuning, allocate_workspace, default_tuning, plan_decode
 
 NUM_KV_HEADS = 8
 HEAD_DIM = 128
@@ -38,7 +35,8 @@ ROTATED_BYTES = 512 << 20  # ten times the L2 cache
 MAX_LAYERS = 64
 BATCHES = (1, 4, 16, 64, 256)
 CONTEXTS = (512, 1024, 2048, 8192, 32768, 65536)
-SWEPT_TILES = ((32, 2, 4), (32, 4, 4), (32, 4, 6), (64, 4, 3), (64, 4, 4), (64, 8, 3), (128, 4, 3), (128, 8, 2))
+SWEPT_TILES = ((32, 2, 4), (32, 4, 4), (32, 4, 6), (64, 4, 3), (64, 4, 4), (64, 8, 3), (128, 8, 3))
+SWEPT_HELD_TILES = ((32, 4, 3), (32, 8, 3), (64, 4, 3), (64, 8, 3))
 SWEPT_SPLITS = ((2, 1), (2, 2), (4, 2), (4, 4), (8, 2))
 
 
@@ -94,8 +92,9 @@ def copy_ceiling(pool: torch.Tensor) -> float:
 class Bench:
     """Inputs of one shape in `pool`, timed under any launch parameters."""
 
-    def __init__(self, shape: Shape, pool: torch.Tensor) -> None:
+    def __init__(self, shape: Shape, pool: torch.Tensor, reads_early: bool) -> None:
         self.shape = shape
+        self.reads_early = reads_early
         device, batch = pool.device, len(shape.contexts)
         counts = [-(-context // BLOCK_SIZE) for context in shape.contexts]
         num_blocks = sum(counts)
@@ -138,7 +137,20 @@ class Bench:
 
         def all_layers() -> None:
             for keys, values in self.caches:
-                decode_attention(self.qkv, keys, values, tables, plan, slots, *rotation, None, None, 0.0, out)
+                decode_attention(
+                    self.qkv,
+                    keys,
+                    values,
+                    tables,
+                    plan,
+                    slots,
+                    *rotation,
+                    None,
+                    None,
+                    0.0,
+                    out,
+                    reads_early=self.reads_early,
+                )
 
         return replay_us(all_layers, self.num_layers)
 
@@ -154,7 +166,9 @@ class Bench:
         return replay_us(plans, 16)
 
 
-def measure(groups: list[int], pool: torch.Tensor, ceiling: float, overrides: dict[str, int]) -> list[dict]:
+def measure(
+    groups: list[int], pool: torch.Tensor, ceiling: float, overrides: dict[str, int], reads_early: bool
+) -> list[dict]:
     """The table of all shapes."""
     results = []
     print(f"{'shape':28} {'us':>9} {'GB/s':>7} {'% copy':>7} {'plan us':>8}")
@@ -164,7 +178,7 @@ def measure(groups: list[int], pool: torch.Tensor, ceiling: float, overrides: di
         for shape in shapes:
             if shape.read_bytes >= LAYER_LIMIT_BYTES:
                 continue
-            bench = Bench(shape, pool)
+            bench = Bench(shape, pool, reads_early)
             tuning = dataclasses.replace(bench.default_tuning(), **overrides)
             us, plan_us = bench.attention_us(tuning), bench.plan_us(tuning)
             rate = shape.read_bytes / us * 1e6
@@ -173,16 +187,17 @@ def measure(groups: list[int], pool: torch.Tensor, ceiling: float, overrides: di
     return results
 
 
-def sweep(groups: list[int], pool: torch.Tensor, ceiling: float) -> list[dict]:
+def sweep(groups: list[int], pool: torch.Tensor, ceiling: float, reads_early: bool) -> list[dict]:
     """The best launch parameters of the shapes that matter most, and how the heuristic compares."""
     results = []
     for group in groups:
         uniforms = [(1, 512), (1, 32768), (4, 2048), (16, 1024), (64, 1024), (256, 512), (256, 1024)]
         for shape in [*(uniform(batch, context, group) for batch, context in uniforms), ragged(256, group)]:
-            bench = Bench(shape, pool)
+            bench = Bench(shape, pool, reads_early)
             times: list[tuple[float, DecodeTuning]] = []
-            for (tile, warps, stages), (programs, items) in itertools.product(SWEPT_TILES, SWEPT_SPLITS):
-                tuning = DecodeTuning(tile, warps, stages, programs, items)
+            tiles = [(*tile, False) for tile in SWEPT_TILES] + [(*tile, True) for tile in SWEPT_HELD_TILES]
+            for (tile, warps, stages, held), (programs, items) in itertools.product(tiles, SWEPT_SPLITS):
+                tuning = DecodeTuning(tile, warps, stages, programs, items, held)
                 times.append((bench.attention_us(tuning), tuning))
             times.sort(key=lambda timed: timed[0])
             standard_us = bench.attention_us(bench.default_tuning())
@@ -203,6 +218,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--groups", default="2,4")
     parser.add_argument("--sweep", action="store_true")
+    parser.add_argument("--reads-early", action="store_true")
     for field in dataclasses.fields(DecodeTuning):
         parser.add_argument(f"--{field.name.replace('_', '-')}", type=int)
     options = parser.parse_args()
@@ -214,8 +230,9 @@ def main() -> None:
     }
     pool = torch.empty(POOL_BYTES // DTYPE.itemsize, dtype=DTYPE, device="cuda").normal_()
     ceiling = copy_ceiling(pool)
-    print(f"{torch.cuda.get_device_name()}, copy {ceiling / 1e9:.0f} GB/s; tile, warps, stages, programs, items")
-    results = sweep(groups, pool, ceiling) if options.sweep else measure(groups, pool, ceiling, overrides)
+    print(f"{torch.cuda.get_device_name()}, copy {ceiling / 1e9:.0f} GB/s; tile, warps, stages, programs, items, held")
+    early = options.reads_early
+    results = sweep(groups, pool, ceiling, early) if options.sweep else measure(groups, pool, ceiling, overrides, early)
     print(json.dumps({"copy_gb_s": round(ceiling / 1e9), "results": results}))
 
 

@@ -11,126 +11,25 @@ Knows nothing of layers, scheduling or who owns the cache.  Called by the Triton
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from engine.kernels.launch import num_multiprocessors, pdl_options, supports_pdl
+from engine.kernels.decode_plan import (
+    ITEM_FIELDS,
+    DecodePlan,
+    DecodeTuning,
+    allocate_workspace,
+    default_tuning,
+    plan_decode,
+)
+from engine.kernels.launch import pdl_options, supports_pdl
 
-# One item: sequence (-1: unused), first token, end, line of its block table, its sequence's first item and
-# number of items, whether it holds the newest token, and one word to spare: 32 bytes, one memory sector.
-_ITEM_FIELDS = 8
+__all__ = ["DecodePlan", "DecodeTuning", "allocate_workspace", "decode_attention", "default_tuning", "plan_decode"]
+
 _QUERY_ROWS = 16  # the smallest tile a tensor core takes; holds the query heads of one KV head
 _COMBINE_ELEMENTS = 8192  # partial results the combination holds in registers at a time
-
-
-@dataclass(frozen=True, slots=True)
-class DecodeTuning:
-    """Launch parameters, chosen with benchmarks/kernels/decode_attention.py."""
-
-    tile: int = 64  # tokens read at a time; a power of two, at least 16
-    num_warps: int = 4
-    num_stages: int = 4  # one is spent on the block table, which is read before the keys
-    programs_per_multiprocessor: int = 4  # the parallelism aimed at when sequences are few
-    items_per_sequence: int = 2  # the number aimed at when sequences are many: evens out ragged contexts
-
-    def target_items(self, num_sequences: int, num_kv_heads: int, num_multiprocessors: int) -> int:
-        """Items that the contexts together are cut into, before each sequence's last is rounded up."""
-        filling = -(-self.programs_per_multiprocessor * num_multiprocessors // num_kv_heads)
-        return max(filling, self.items_per_sequence * num_sequences)
-
-
-def default_tuning(num_sequences: int, head_dim: int, dtype: torch.dtype) -> DecodeTuning:
-    """The launch parameters for a batch; host-known figures only, so that a graph can be captured."""
-    row_bytes = triton.next_power_of_2(head_dim) * dtype.itemsize
-    largest_tile = max(16, min(64, 16384 // row_bytes))
-    return DecodeTuning(tile=min(32, largest_tile) if num_sequences <= 4 else largest_tile)
-
-
-@dataclass(frozen=True, slots=True)
-class DecodeWorkspace:
-    """Device memory that the decode kernels of all layers and steps share, one step at a time.
-
-    `items`       int32 [max_items, 8]           the plan of the step
-    `partials`    float32 [max_items, H, D]      unnormalised output of each item
-    `statistics`  float32 [max_items, 2, H]      maximum and sum of its softmax
-    `counters`    int32 [max_num_seqs, Hkv]      items done; zero between launches
-    """
-
-    items: torch.Tensor
-    partials: torch.Tensor
-    statistics: torch.Tensor
-    counters: torch.Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class DecodePlan:
-    """How one step's contexts are cut; made by `plan_decode`, good until the next call on the same workspace."""
-
-    workspace: DecodeWorkspace
-    tuning: DecodeTuning
-    max_items: int
-
-
-def allocate_workspace(
-    max_num_seqs: int,
-    num_heads: int,
-    num_kv_heads: int,
-    head_dim: int,
-    dtype: torch.dtype,
-    device: torch.device,
-    tuning: DecodeTuning | None = None,
-) -> DecodeWorkspace:
-    """Memory for batches of up to `max_num_seqs` decodes; `tuning` when the default is not what will be used."""
-
-    def items_needed(num_sequences: int) -> int:
-        chosen = tuning or default_tuning(num_sequences, head_dim, dtype)
-        return num_sequences + chosen.target_items(num_sequences, num_kv_heads, num_multiprocessors(device))
-
-    max_items = max(items_needed(num_sequences) for num_sequences in range(1, max_num_seqs + 1))
-    return DecodeWorkspace(
-        items=torch.full((max_items, _ITEM_FIELDS), -1, dtype=torch.int32, device=device),
-        partials=torch.empty((max_items, num_heads, head_dim), dtype=torch.float32, device=device),
-        statistics=torch.empty((max_items, 2, num_heads), dtype=torch.float32, device=device),
-        counters=torch.zeros((max_num_seqs, num_kv_heads), dtype=torch.int32, device=device),
-    )
-
-
-def plan_decode(
-    rows: torch.Tensor, context_lens: torch.Tensor, workspace: DecodeWorkspace, tuning: DecodeTuning
-) -> DecodePlan:
-    """Cut the contexts of S decodes into items; one small kernel, no host synchronisation.
-
-    rows int32 [S], -1 for padding; context_lens int32 [S], the newest token included, 0 for padding.
-    Raises ValueError when the workspace is too small for S sequences.
-    """
-    num_sequences, device = rows.shape[0], rows.device
-    max_num_seqs, num_kv_heads = workspace.counters.shape
-    target = tuning.target_items(num_sequences, num_kv_heads, num_multiprocessors(device))
-    max_items = num_sequences + target
-    if num_sequences > max_num_seqs or max_items > workspace.items.shape[0]:
-        raise ValueError(f"The decode workspace is too small for {num_sequences} sequences in {max_items} items")
-    padded_sequences = max(16, triton.next_power_of_2(num_sequences))
-    items_per_program = max(32, min(256, 16384 // padded_sequences))
-    _plan_items[(triton.cdiv(max_items, items_per_program),)](
-        rows,
-        context_lens,
-        workspace.items,
-        num_sequences,
-        target,
-        max_items,
-        padded_sequences=padded_sequences,
-        items_per_program=items_per_program,
-        tile=tuning.tile,
-        item_fields=_ITEM_FIELDS,
-        pdl=supports_pdl(device),
-        num_warps=4,
-        **pdl_options(device),
-    )
-    return DecodePlan(workspace, tuning, max_items)
 
 
 def decode_attention(
@@ -146,6 +45,8 @@ def decode_attention(
     key_norm: torch.Tensor | None,
     norm_eps: float,
     out: torch.Tensor,
+    *,
+    reads_early: bool = False,
 ) -> None:
     """Store the newest keys and values of the planned sequences, then attend; one kernel.
 
@@ -153,6 +54,10 @@ def decode_attention(
     [num_blocks, Hkv, block_size, D] of one layer; block_tables int32 [lines, max_blocks]; slot_mapping int64 [T];
     cos and sin float32 [T, D / 2]; query_norm and key_norm [D], RMS norm weights of each head, or None;
     out [T, H D].  Lines of `out` whose sequence is padding are left as they are.
+
+    `reads_early` lets the kernel read the plan, the block tables and what earlier steps cached while the kernel
+    before it still runs.  It needs an ordinary launch (not a programmatic dependent one) after `plan_decode`, and
+    that nothing since that launch wrote keys or values to this layer's cache.
     """
     workspace, tuning, device = plan.workspace, plan.tuning, qkv.device
     _, num_kv_heads, block_size, head_dim = key_cache.shape
@@ -189,7 +94,9 @@ def decode_attention(
         query_rows=_QUERY_ROWS,
         combined_items=max(2, _COMBINE_ELEMENTS // (padded_group * padded_dim)),
         normalise=query_norm is not None,
-        item_fields=_ITEM_FIELDS,
+        holds_first_tile=tuning.holds_first_tile,
+        reads_early=reads_early,
+        item_fields=ITEM_FIELDS,
         pdl=supports_pdl(device),
         num_warps=tuning.num_warps,
         num_stages=tuning.num_stages,
@@ -198,80 +105,34 @@ def decode_attention(
 
 
 @triton.jit
-def _item_length(context, chunk, tile: tl.constexpr):
-    """Tokens per item when a context is cut into the fewest items of at most `chunk`, all about equal."""
-    num_items = tl.maximum(tl.cdiv(context, chunk), 1)
-    return tl.maximum(tl.cdiv(context, num_items * tile), 1) * tile
+def _load_with_partner(vectors, present, head_dim: tl.constexpr, padded_dim: tl.constexpr):
+    """Vectors [rows, padded_dim] at pointers [rows, 1], in fp32, and each element's partner in the rotation.
 
-
-@triton.jit(do_not_specialize=["num_sequences", "target_items", "max_items"])
-def _plan_items(
-    rows,
-    context_lens,
-    items,
-    num_sequences,
-    target_items,
-    max_items,
-    padded_sequences: tl.constexpr,
-    items_per_program: tl.constexpr,
-    tile: tl.constexpr,
-    item_fields: tl.constexpr,
-    pdl: tl.constexpr,
-):
-    """Write the items of one program's share; every program repeats the small sums over all sequences."""
-    if pdl:
-        gdc_launch_dependents()
-        gdc_wait()
-    sequence = tl.arange(0, padded_sequences)
-    row = tl.load(rows + sequence, mask=sequence < num_sequences, other=-1)
-    context = tl.load(context_lens + sequence, mask=row >= 0, other=0)
-    chunk = tl.maximum(tl.cdiv(tl.sum(context), target_items * tile), 1) * tile
-    end_item = tl.cumsum(tl.cdiv(context, _item_length(context, chunk, tile)))
-
-    item = tl.program_id(0) * items_per_program + tl.arange(0, items_per_program)
-    earlier = end_item[None, :] <= item[:, None]
-    owner = tl.sum(earlier.to(tl.int32), 1)
-    first_item = tl.max(tl.where(earlier, end_item[None, :], 0), 1)
-    used = owner < num_sequences
-    row = tl.load(rows + owner, mask=used, other=-1)
-    context = tl.load(context_lens + owner, mask=used, other=0)
-    length = _item_length(context, chunk, tile)
-    start = (item - first_item) * length
-    end = tl.minimum(start + length, context)
-
-    record = items + item * item_fields
-    tl.store(record, tl.where(used, owner, -1), mask=item < max_items)
-    used &= item < max_items
-    tl.store(record + 1, start, mask=used)
-    tl.store(record + 2, end, mask=used)
-    tl.store(record + 3, row, mask=used)
-    tl.store(record + 4, first_item, mask=used)
-    tl.store(record + 5, tl.cdiv(context, length), mask=used)
-    tl.store(record + 6, (end == context).to(tl.int32), mask=used)
-
-
-@triton.jit
-def _rotated(
-    head, present, cos, sin, norm_weight, eps, head_dim: tl.constexpr, padded_dim: tl.constexpr, normalise: tl.constexpr
-):
-    """Heads [rows, D] at the pointers `head` [rows, 1], normalised if asked and rotated, in fp32.
-
-    The partner of each element, half a head away, is loaded beside it, so that the result is one tile.
+    The partner is half a head away; loading it too makes the rotation a matter of one tile.
     """
     half: tl.constexpr = head_dim // 2
     dim = tl.arange(0, padded_dim)[None, :]
-    inside = dim < head_dim
-    partner_dim = tl.where(dim < half, dim + half, dim - half)
-    value = tl.load(head + dim, mask=present & inside, other=0).to(tl.float32)
-    partner = tl.load(head + partner_dim, mask=present & inside, other=0).to(tl.float32)
-    frequency = tl.where(dim < half, dim, dim - half)
-    cosine = tl.load(cos + frequency, mask=inside, other=0)
-    sine = tl.load(sin + frequency, mask=inside, other=0)
+    wanted = present & (dim < head_dim)
+    elements = tl.load(vectors + dim, mask=wanted, other=0).to(tl.float32)
+    partners = tl.load(vectors + tl.where(dim < half, dim + half, dim - half), mask=wanted, other=0).to(tl.float32)
+    return elements, partners
+
+
+@triton.jit
+def _rotate(heads, partners, weight, partner_weight, eps, cosine, signed_sine, head_dim, normalise: tl.constexpr):
+    """Normalise heads [rows, padded_dim] if asked, and rotate them (Su et al. 2021, https://arxiv.org/abs/2104.09864)."""
     if normalise:
-        scale = tl.rsqrt(tl.sum(value * value, 1) / head_dim + eps)[:, None]
-        value *= scale * tl.load(norm_weight + dim, mask=inside, other=0).to(tl.float32)
-        partner *= scale * tl.load(norm_weight + partner_dim, mask=inside, other=0).to(tl.float32)
-    return value * cosine + partner * tl.where(dim < half, -sine, sine)
+        scale = tl.rsqrt(tl.sum(heads * heads, 1) / head_dim + eps)[:, None]
+        heads *= scale * weight
+        partners *= scale * partner_weight
+    return heads * cosine + partners * signed_sine
+
+
+@triton.jit
+def _repeat_rows(rows, num_rows: tl.constexpr):
+    """[n, width] repeated to [num_rows, width]."""
+    repeated = tl.broadcast_to(rows[None, :, :], (num_rows // rows.shape[0], rows.shape[0], rows.shape[1]))
+    return tl.reshape(repeated, (num_rows, rows.shape[1]))
 
 
 @triton.jit
@@ -279,9 +140,7 @@ def _combined(
     partials,
     statistics,
     num_items,
-    item_stride,
-    statistics_stride,
-    sum_offset,
+    num_heads: tl.constexpr,
     group: tl.constexpr,
     padded_group: tl.constexpr,
     head_dim: tl.constexpr,
@@ -303,15 +162,15 @@ def _combined(
         item = first + tl.arange(0, combined_items)
         present = item < num_items
         partial = tl.load(
-            partials + item[:, None, None] * item_stride + element,
+            partials + item[:, None, None] * (num_heads * head_dim) + element,
             mask=present[:, None, None] & inside,
             other=0,
             cache_modifier=".cg",
         )
-        statistic = statistics + item[:, None] * statistics_stride + head[None, :]
+        statistic = statistics + item[:, None] * (2 * num_heads) + head[None, :]
         valid = present[:, None] & (head < group)[None, :]
         item_maximum = tl.load(statistic, mask=valid, other=float("-inf"), cache_modifier=".cg")
-        item_total = tl.load(statistic + sum_offset, mask=valid, other=0, cache_modifier=".cg")
+        item_total = tl.load(statistic + num_heads, mask=valid, other=0, cache_modifier=".cg")
         # Heads beyond the group have no maximum; 0 keeps them from computing inf - inf.
         new_maximum = tl.maximum(maximum, tl.where(head < group, tl.max(item_maximum, 0), 0))
         weight = tl.exp2(item_maximum - new_maximum[None, :])
@@ -320,6 +179,21 @@ def _combined(
         output = output * decay[:, None] + tl.sum(weight[:, :, None] * partial, 0)
         maximum = new_maximum
     return output / tl.where(head < group, total, 1)[:, None]
+
+
+@triton.jit
+def _attend_tile(query, key, value, is_key, maximum, total, output):
+    """One turn of the online softmax (Milakov and Gimelshein 2018, https://arxiv.org/abs/1805.02867).
+
+    `total` [rows, tile] is summed over its tile only at the end, to spare an exchange between warps in each turn.
+    """
+    score = tl.dot(query, tl.trans(key), input_precision="ieee")
+    score = tl.where(is_key[None, :], score, float("-inf"))
+    new_maximum = tl.maximum(maximum, tl.max(score, 1))
+    weight = tl.exp2(score - new_maximum[:, None])
+    decay = tl.exp2(maximum - new_maximum)[:, None]
+    output = tl.dot(weight.to(value.dtype), value, output * decay, input_precision="ieee")
+    return new_maximum, total * decay + weight, output
 
 
 @triton.jit(do_not_specialize=["table_stride"])
@@ -350,13 +224,19 @@ def _attend_item(
     query_rows: tl.constexpr,
     combined_items: tl.constexpr,
     normalise: tl.constexpr,
+    holds_first_tile: tl.constexpr,
+    reads_early: tl.constexpr,
     item_fields: tl.constexpr,
     pdl: tl.constexpr,
 ):
     """Attention of one KV head's query heads to one item; grid (Hkv, items)."""
+    num_heads: tl.constexpr = num_kv_heads * group
+    block_stride: tl.constexpr = num_kv_heads * block_size * head_dim
+    dtype: tl.constexpr = key_cache.dtype.element_ty
     if pdl:
         gdc_launch_dependents()
-        gdc_wait()
+        if not reads_early:
+            gdc_wait()
     kv_head = tl.program_id(0)
     item = tl.program_id(1)
     record = items + item * item_fields
@@ -367,79 +247,113 @@ def _attend_item(
     first_item = tl.load(record + 4)
     num_items = tl.load(record + 5)
     holds_newest = tl.load(record + 6)
+
+    # An unused item reads nothing: its range is empty, and what else an old plan left there is in bounds.
+    cached_end = tl.where(sequence >= 0, end - holds_newest, start)
+    # Positions past the end read the last token again, so that the loop's loads need no mask; their scores are dropped.
+    last = tl.maximum(cached_end - 1, 0)
+    in_tile = tl.arange(0, tile)
+    dim = tl.arange(0, padded_dim)[None, :]
+    in_head = dim < head_dim
+    keys = key_cache + kv_head * (block_size * head_dim)
+    values = value_cache + kv_head * (block_size * head_dim)
+    table = block_tables + tl.maximum(row, 0).to(tl.int64) * table_stride
+    first_looped = start
+    block = tl.load(table + tl.minimum(tl.maximum(start, 0) + in_tile, last) // block_size)
+    if holds_first_tile:
+        is_held = start + in_tile < cached_end
+        held_mask = is_held[:, None] & in_head
+        held_offset = block.to(tl.int64) * block_stride + ((start + in_tile) % block_size) * head_dim
+        first_looped += tile
+        block = tl.load(table + tl.minimum(first_looped + in_tile, last) // block_size)
+        held_key = tl.load(keys + held_offset[:, None] + dim, mask=held_mask, other=0)
+        held_value = tl.load(values + held_offset[:, None] + dim, mask=held_mask, other=0)
+
+    # Vectors that all heads share are loaded once for each head: that costs nothing, and spares the exchanges
+    # between warps that another layout would need.
+    head = tl.arange(0, padded_group)[:, None]
+    everywhere = tl.full((padded_group, 1), 1, tl.int1)
+    query_weight, query_weight_partner, key_weight, key_weight_partner = 0, 0, 0, 0
+    if normalise:
+        query_weights = tl.broadcast_to(query_norm, (padded_group, 1))
+        key_weights = tl.broadcast_to(key_norm, (padded_group, 1))
+        query_weight, query_weight_partner = _load_with_partner(query_weights, everywhere, head_dim, padded_dim)
+        key_weight, key_weight_partner = _load_with_partner(key_weights, everywhere, head_dim, padded_dim)
+    if pdl and reads_early:
+        gdc_wait()
     if sequence < 0:
         return
 
-    num_heads: tl.constexpr = num_kv_heads * group
-    dtype: tl.constexpr = key_cache.dtype.element_ty
-    head = tl.arange(0, query_rows)[:, None]
-    dim = tl.arange(0, padded_dim)[None, :]
+    # All that this step's earlier kernels computed is requested at once.
+    half: tl.constexpr = head_dim // 2
+    frequency = tl.where(dim < half, dim, dim - half) + sequence * half
     token = qkv + sequence.to(tl.int64) * ((num_heads + 2 * num_kv_heads) * head_dim)
-    cos += sequence * (head_dim // 2)
-    sin += sequence * (head_dim // 2)
-    query = token + (kv_head * group + head) * head_dim
-    query = _rotated(query, head < group, cos, sin, query_norm, norm_eps, head_dim, padded_dim, normalise)
+    newest = tl.broadcast_to(token + (num_heads + kv_head) * head_dim, (padded_group, 1))
+    slot = tl.load(slot_mapping + sequence)
+    cosine = tl.load(tl.broadcast_to(cos + frequency, (padded_group, padded_dim)), mask=everywhere & in_head, other=0)
+    sine = tl.load(tl.broadcast_to(sin + frequency, (padded_group, padded_dim)), mask=everywhere & in_head, other=0)
+    has_newest = (head * 0 < holds_newest) & in_head
+    newest_value = tl.load(newest + num_kv_heads * head_dim + dim, mask=has_newest, other=0)
+    newest_key, newest_key_partner = _load_with_partner(newest, has_newest, head_dim, padded_dim)
+    # Without it the compiler would put these loads off until the query has arrived.
+    tl.debug_barrier()
+    query, query_partner = _load_with_partner(
+        token + (kv_head * group + head) * head_dim, head < group, head_dim, padded_dim
+    )
+    sine = tl.where(dim < half, -sine, sine)
+    query = _rotate(
+        query, query_partner, query_weight, query_weight_partner, norm_eps, cosine, sine, head_dim, normalise
+    )
     # Scores in powers of two: exp2 is the hardware's exponential.
     query = (query * (1.4426950408889634 * head_dim**-0.5)).to(dtype)
 
-    # The newest token is an extra key of the item that holds it; the loop reads only what earlier steps stored.
-    one = tl.arange(0, 1)[:, None]
-    has_newest = one < holds_newest
-    newest_key = token + (num_heads + kv_head) * head_dim + one
-    newest_key = _rotated(newest_key, has_newest, cos, sin, key_norm, norm_eps, head_dim, padded_dim, normalise)
-    newest_key = newest_key.to(dtype)
-    storing = has_newest & (dim < head_dim)
-    newest_value = tl.load(token + (num_heads + num_kv_heads + kv_head) * head_dim + dim, mask=storing, other=0)
-    slot = tl.load(slot_mapping + sequence)
-    stored = ((slot // block_size) * num_kv_heads + kv_head) * (block_size * head_dim) + (slot % block_size) * head_dim
-    tl.store(key_cache + stored + dim, newest_key, mask=storing)
-    tl.store(value_cache + stored + dim, newest_value, mask=storing)
+    # The newest token is an extra key of the item that holds it; everything else was stored by earlier steps.
+    newest_key = _rotate(
+        newest_key, newest_key_partner, key_weight, key_weight_partner, norm_eps, cosine, sine, head_dim, normalise
+    ).to(dtype)
+    stored = (slot // block_size) * block_stride + (slot % block_size) * head_dim + dim
+    tl.store(keys + stored + head * 0, newest_key, mask=has_newest & (head == 0))
+    tl.store(values + stored + head * 0, newest_value, mask=has_newest & (head == 0))
     newest_score = tl.sum(query.to(tl.float32) * newest_key.to(tl.float32), 1)
-    maximum = tl.where(holds_newest != 0, newest_score, float("-inf"))
-    total = tl.zeros((query_rows,), tl.float32) + holds_newest
-    output = tl.zeros((query_rows, padded_dim), tl.float32) + newest_value.to(tl.float32)
+    newest_score = tl.where(holds_newest != 0, newest_score, float("-inf"))
 
-    keys = key_cache + kv_head * (block_size * head_dim)
-    values = value_cache + kv_head * (block_size * head_dim)
-    table = block_tables + row.to(tl.int64) * table_stride
-    cached_end = end - holds_newest
-    # Positions past the end read the last token again, so that loads need no mask; their scores are dropped.
-    readable = tl.maximum(tl.minimum(start + tl.arange(0, tile), cached_end - 1), 0)
-    block = tl.load(table + readable // block_size)
-    for first in range(start, cached_end, tile):
-        position = first + tl.arange(0, tile)
-        readable = tl.minimum(position, cached_end - 1)
-        offset = block.to(tl.int64) * (num_kv_heads * block_size * head_dim) + (readable % block_size) * head_dim
+    # The heads are repeated to fill the rows of a tensor-core tile.
+    query = _repeat_rows(query, query_rows)
+    maximum = tl.ravel(_repeat_rows(newest_score[:, None], query_rows))
+    total = tl.zeros((query_rows, tile), tl.float32) + tl.where(in_tile == 0, holds_newest, 0)[None, :]
+    output = _repeat_rows(newest_value, query_rows).to(tl.float32)
+
+    for first in range(first_looped, cached_end, tile):
+        position = first + in_tile
+        readable = tl.minimum(position, last)
+        offset = (block.to(tl.int64) * block_stride + (readable % block_size) * head_dim)[:, None] + dim
         # One tile ahead: keys whose address waits for a load of the same turn would not be read in advance.
-        block = tl.load(table + tl.minimum(position + tile, cached_end - 1) // block_size)
+        block = tl.load(table + tl.minimum(position + tile, last) // block_size)
         if padded_dim == head_dim:
-            key = tl.load(keys + offset[:, None] + dim)
-            value = tl.load(values + offset[:, None] + dim)
+            key = tl.load(keys + offset)
+            value = tl.load(values + offset)
         else:
-            key = tl.load(keys + offset[:, None] + dim, mask=dim < head_dim, other=0)
-            value = tl.load(values + offset[:, None] + dim, mask=dim < head_dim, other=0)
-        score = tl.dot(query, tl.trans(key), input_precision="ieee")
-        score = tl.where((position < cached_end)[None, :], score, float("-inf"))
-        new_maximum = tl.maximum(maximum, tl.max(score, 1))
-        weight = tl.exp2(score - new_maximum[:, None])
-        decay = tl.exp2(maximum - new_maximum)
-        total = total * decay + tl.sum(weight, 1)
-        output = tl.dot(weight.to(dtype), value, output * decay[:, None], input_precision="ieee")
-        maximum = new_maximum
+            key = tl.load(keys + offset, mask=in_head, other=0)
+            value = tl.load(values + offset, mask=in_head, other=0)
+        maximum, total, output = _attend_tile(query, key, value, position < cached_end, maximum, total, output)
+    if holds_first_tile:
+        maximum, total, output = _attend_tile(query, held_key, held_value, is_held, maximum, total, output)
+    total = tl.sum(total, 1)
 
-    written = (head < group) & (dim < head_dim)
+    flat_head = tl.arange(0, query_rows)
+    row_head = flat_head[:, None]
     out += (sequence.to(tl.int64) * num_heads + kv_head * group) * head_dim
+    written = (row_head < group) & in_head
     if num_items == 1:
-        tl.store(out + head * head_dim + dim, (output / total[:, None]).to(dtype), mask=written)
+        tl.store(out + row_head * head_dim + dim, (output / total[:, None]).to(dtype), mask=written)
     else:
         partials += (first_item.to(tl.int64) * num_heads + kv_head * group) * head_dim
         statistics += first_item * (2 * num_heads) + kv_head * group
         split = item - first_item
-        head_row = tl.arange(0, query_rows)
-        statistic = statistics + split * (2 * num_heads) + head_row
-        tl.store(partials + split * (num_heads * head_dim) + head * head_dim + dim, output, mask=written)
-        tl.store(statistic, maximum, mask=head_row < group)
-        tl.store(statistic + num_heads, total, mask=head_row < group)
+        statistic = statistics + split * (2 * num_heads) + flat_head
+        tl.store(partials + split * (num_heads * head_dim) + row_head * head_dim + dim, output, mask=written)
+        tl.store(statistic, maximum, mask=flat_head < group)
+        tl.store(statistic + num_heads, total, mask=flat_head < group)
         # All threads' stores come before the one thread's release.
         tl.debug_barrier()
         counter = counters + sequence * num_kv_heads + kv_head
@@ -448,8 +362,6 @@ def _attend_item(
                 partials,
                 statistics,
                 num_items,
-                num_heads * head_dim,
-                2 * num_heads,
                 num_heads,
                 group,
                 padded_group,
@@ -457,10 +369,5 @@ def _attend_item(
                 padded_dim,
                 combined_items,
             )
-            out_head = tl.arange(0, padded_group)[:, None]
-            tl.store(
-                out + out_head * head_dim + dim,
-                combined.to(dtype),
-                mask=(out_head < group) & (dim < head_dim),
-            )
+            tl.store(out + head * head_dim + dim, combined.to(dtype), mask=(head < group) & in_head)
             tl.store(counter, 0)

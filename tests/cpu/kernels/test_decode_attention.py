@@ -9,18 +9,14 @@ import torch
 
 pytest.importorskip("triton")
 
-from engine.kernels.decode_attention import (
-    DecodeTuning,
-    DecodeWorkspace,
-    allocate_workspace,
-    decode_attention,
-    plan_decode,
-)
+from engine.kernels.decode_attention import decode_attention
+from engine.kernels.decode_plan import DecodeTuning, DecodeWorkspace, allocate_workspace, plan_decode
 
 EPS = 1e-6
 FP32_TOLERANCE = 2e-5
 # Items of one tile, so that even short contexts are cut into several.
-MANY_ITEMS = DecodeTuning(tile=16, items_per_sequence=64)
+MANY_ITEMS = DecodeTuning(tile=16, items_per_sequence=8)
+HELD = DecodeTuning(tile=16, items_per_sequence=3, holds_first_tile=True)
 ONE_ITEM = DecodeTuning(tile=32, programs_per_multiprocessor=0, items_per_sequence=1)
 
 
@@ -141,14 +137,19 @@ def workspace_for(case: Case, tuning: DecodeTuning) -> DecodeWorkspace:
 
 
 def check(
-    case: Case, tuning: DecodeTuning, tolerance: float = FP32_TOLERANCE, workspace: DecodeWorkspace | None = None
+    case: Case,
+    tuning: DecodeTuning,
+    tolerance: float = FP32_TOLERANCE,
+    workspace: DecodeWorkspace | None = None,
+    reads_early: bool = False,
 ) -> None:
     """Run once on copies of the caches; outputs, caches and counters must be as they should."""
     workspace = workspace or workspace_for(case, tuning)
     expected, expected_keys, expected_values = case.reference()
     key_cache, value_cache = case.key_cache.clone(), case.value_cache.clone()
-    out = torch.full((len(case.rows), expected[0].numel()), float("nan"), dtype=case.qkv.dtype, device=case.qkv.device)
     plan = plan_decode(case.rows, case.context_lens, workspace, tuning)
+    # Also the ordinary launch that early reads need between the plan and the attention.
+    out = torch.full((len(case.rows), expected[0].numel()), float("nan"), dtype=case.qkv.dtype, device=case.qkv.device)
     decode_attention(
         case.qkv,
         key_cache,
@@ -162,6 +163,7 @@ def check(
         case.norms[1],
         EPS,
         out,
+        reads_early=reads_early,
     )
     torch.testing.assert_close(out.double(), expected.flatten(1), rtol=tolerance, atol=tolerance, equal_nan=True)
     for cache, original, wanted in (
@@ -177,17 +179,25 @@ def check(
 RAGGED = [1, 0, 2, 16, 17, 33, 0, 64, 65, 130]
 
 
-@pytest.mark.parametrize("tuning", [MANY_ITEMS, ONE_ITEM, DecodeTuning(tile=64)])
-@pytest.mark.parametrize("normed", [False, True])
-def test_ragged_batch_with_padding(device, tuning, normed):
-    check(make_case(RAGGED, device, normed=normed), tuning)
+@pytest.mark.parametrize("tuning", [MANY_ITEMS, HELD, ONE_ITEM, DecodeTuning(tile=64)])
+def test_ragged_batch_with_padding(device, tuning):
+    check(make_case(RAGGED, device), tuning)
+
+
+def test_head_norms(device):
+    check(make_case(RAGGED[-4:], device, normed=True), MANY_ITEMS)
+
+
+@pytest.mark.parametrize("tuning", [HELD, MANY_ITEMS])
+def test_reading_before_the_kernel_before_ends(device, tuning):
+    check(make_case(RAGGED, device), tuning, reads_early=True)
 
 
 @pytest.mark.parametrize("head_dim", [64, 96, 128, 256])
 @pytest.mark.parametrize("block_size", [16, 32, 64])
 def test_head_and_block_sizes(device, head_dim, block_size):
     case = make_case([70, 16, 33], device, head_dim=head_dim, block_size=block_size, num_kv_heads=1, normed=True)
-    check(case, MANY_ITEMS)
+    check(case, HELD)
 
 
 @pytest.mark.parametrize("group", [1, 2, 3, 4, 7, 8, 16])
