@@ -36,6 +36,7 @@ from app.host_guard import HostGuard
 from app.instance import single_instance, write_record
 from app.log_format import configure_logging
 from app.metrics import Metrics
+from app.residency.config_facts import config_facts
 from app.residency.devices import measure
 from app.residency.memory import DeviceMemory
 from app.residency.model_loader import ModelLoader
@@ -77,6 +78,7 @@ def real_parts(settings: Settings) -> Parts:
         data_root=data_root,
         pull=lambda name, on_progress, is_cancelled: pull(name, data_root, hub, on_progress, is_cancelled),
         runtime_dir=user_paths().runtime_dir,
+        read_facts=config_facts if settings.load_format == "dummy" else read_model_facts,
     )
 
 

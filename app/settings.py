@@ -17,6 +17,7 @@ from typing import Any, Literal
 import msgspec
 
 from app.errors import SettingsError
+from engine.api.config import LoadFormat
 from store.paths import DataRoot, user_paths
 
 DEFAULT_PORT = 11435
@@ -34,7 +35,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """All settings of the daemon; sizes in bytes, times in seconds, lengths in tokens.
 
     `max_queue` bounds the open requests of one model.  `allowed_hosts` are host names,
-    beside the local ones, under which the daemon may be addressed.
+    beside the local ones, under which the daemon may be addressed.  `load_format` "dummy" gives every
+    model random weights: a directory with config.json and tokenizer.json is then enough to measure it.
     """
 
     host: str = "127.0.0.1"
@@ -50,6 +52,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     hub_offline: bool = False
 
     device: str = "auto"
+    load_format: LoadFormat = "auto"
     max_model_len: int | None = None
     max_num_seqs: int = 64
     gpu_memory_utilization: float = 0.9

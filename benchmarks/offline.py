@@ -28,13 +28,14 @@ if __name__ == "__main__":
 import torch
 
 from benchmarks.device_memory import MemorySampler
-from benchmarks.workloads import NAMES, Request, repeated, shrunk, workload
+from benchmarks.workloads import NAMES, Request, is_workload, repeated, shrunk, workload
 from engine import LLM
 from engine.api.request import Prompt
 from engine.api.sampling import SamplingParams
 
 FIRST_SEQUENCE_ID = 10**9
 """Far above what `LLM` itself hands out."""
+_KNOWN = f"{', '.join(NAMES)}, or any burstN_IN_OUT"
 
 
 @dataclass(frozen=True)
@@ -193,7 +194,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Time to first token, time per output token and tokens/s, offline.")
     parser.add_argument("--model", required=True, help="directory or GGUF file")
     parser.add_argument("--load-format", default="auto", choices=("auto", "safetensors", "gguf", "dummy"))
-    parser.add_argument("--workload", type=_names, default=list(NAMES), help=f"comma-separated: {','.join(NAMES)}")
+    parser.add_argument("--workload", type=_names, default=list(NAMES), help=f"comma-separated: {_KNOWN}")
     parser.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16", "float16"))
     parser.add_argument("--device", default="auto")
     parser.add_argument("--max-model-len", type=int)
@@ -210,8 +211,8 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
 
 def _names(text: str) -> list[str]:
     names = text.split(",")
-    if unknown := [name for name in names if name not in NAMES]:
-        raise argparse.ArgumentTypeError(f"unknown workload {unknown[0]}; there are {', '.join(NAMES)}")
+    if unknown := [name for name in names if not is_workload(name)]:
+        raise argparse.ArgumentTypeError(f"unknown workload {unknown[0]}; there are {_KNOWN}")
     return names
 
 

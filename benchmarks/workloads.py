@@ -7,6 +7,7 @@ engine.  Used by the scripts beside it.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from random import Random
 
@@ -26,8 +27,14 @@ class Request:
 
 
 def workload(name: str) -> list[Request]:
-    """The requests of a workload.  Raises `KeyError` for a name that is not in `NAMES`."""
+    """The requests of a workload: one of `NAMES`, or any burstN_IN_OUT.  Raises `KeyError` for another name."""
+    if burst := _BURST.fullmatch(name):
+        return _burst(*map(int, burst.groups()))
     return _MAKERS[name]()
+
+
+def is_workload(name: str) -> bool:
+    return name in NAMES or _BURST.fullmatch(name) is not None
 
 
 def repeated(requests: list[Request], repeat: int, vocab_size: int) -> list[Request]:
@@ -60,9 +67,9 @@ def _single() -> list[Request]:
     return [Request(_random_ids(Random(1), 512), 256)]
 
 
-def _burst() -> list[Request]:
+def _burst(num_requests: int, prompt_tokens: int, max_tokens: int) -> list[Request]:
     rng = Random(2)
-    return [Request(_random_ids(rng, 512), 256) for _ in range(64)]
+    return [Request(_random_ids(rng, prompt_tokens), max_tokens) for _ in range(num_requests)]
 
 
 def _mix() -> list[Request]:
@@ -75,9 +82,10 @@ def _prefill() -> list[Request]:
     return [Request(_random_ids(rng, LONG_PROMPT_TOKENS), 1) for _ in range(NUM_LONG_PROMPTS)]
 
 
+_BURST = re.compile(r"burst(\d+)_(\d+)_(\d+)")
 _MAKERS = {
     "single_512_256": _single,
-    "burst64_512_256": _burst,
+    "burst64_512_256": lambda: _burst(64, 512, 256),
     "mix256_100-1024": _mix,
     "prefill_8k": _prefill,
 }

@@ -108,6 +108,7 @@ class ModelLoader:
         return EngineConfig(
             model=str(installed.path),
             device=settings.device,
+            load_format=settings.load_format,
             max_model_len=settings.max_model_len,
             max_num_seqs=settings.max_num_seqs,
             gpu_memory_utilization=settings.gpu_memory_utilization,
