@@ -18,6 +18,8 @@ _COLUMNS = tl.constexpr(PENALTY_COLUMNS)
 _ADDITION_COLUMNS = tl.constexpr(ADDITION_COLUMNS)
 # Set in a count when the prompt holds the token; the bits below count it in the output.
 _IN_PROMPT = tl.constexpr(1 << 30)
+# Parts of one array of settings, at any even or odd index: a kernel for each alignment would be compiled while serving.
+_UNALIGNED = ["penalties", "additions"]
 
 
 @triton.jit
@@ -31,7 +33,7 @@ def _known_tokens(setting, token_ids, row_length, TILE: tl.constexpr):
     return ids, is_known & is_prompt, is_known & (is_prompt == 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_UNALIGNED)
 def _count_kernel(
     penalties,
     token_ids,
@@ -47,7 +49,7 @@ def _count_kernel(
     tl.atomic_or(count, _IN_PROMPT, mask=is_prompt, sem="relaxed")
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_UNALIGNED)
 def _penalise_kernel(
     logits,
     penalties,
@@ -75,7 +77,7 @@ def _penalise_kernel(
     tl.store(logit, value, mask=is_first)
 
 
-@triton.jit(do_not_specialize=["num_additions"])
+@triton.jit(do_not_specialize=[*_UNALIGNED, "num_additions"])
 def _add_kernel(logits, additions, num_additions, vocab_size, TILE: tl.constexpr):
     entry = tl.program_id(0) * TILE + tl.arange(0, TILE)
     inside = entry < num_additions
