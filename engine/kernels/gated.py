@@ -16,9 +16,7 @@ _BLOCK = 1024
 
 
 @triton.jit
-def _silu_mul_kernel(
-    gate_up_ptr: tl.tensor, out_ptr: tl.tensor, INTERMEDIATE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
-) -> None:
+def _silu_mul_kernel(gate_up_ptr, out_ptr, INTERMEDIATE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()

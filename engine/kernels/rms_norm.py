@@ -15,16 +15,16 @@ from engine.kernels.launch import pdl_options, supports_pdl
 
 @triton.jit
 def _add_rms_norm_kernel(
-    hidden_ptr: tl.tensor,
-    residual_ptr: tl.tensor,
-    weight_ptr: tl.tensor,
-    normed_ptr: tl.tensor,
-    total_ptr: tl.tensor,
-    eps: tl.tensor,
+    hidden_ptr,
+    residual_ptr,
+    weight_ptr,
+    normed_ptr,
+    total_ptr,
+    eps,
     K: tl.constexpr,
     BLOCK_K: tl.constexpr,
     PDL: tl.constexpr,
-) -> None:
+):
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     columns = tl.arange(0, BLOCK_K)

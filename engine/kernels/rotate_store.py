@@ -24,17 +24,17 @@ _HEADS_PER_PROGRAM = 8
 
 @triton.jit(do_not_specialize=["first_token", "num_tokens"])
 def _rotate_and_store_kernel(
-    qkv: tl.tensor,
-    cos: tl.tensor,
-    sin: tl.tensor,
-    slot_mapping: tl.tensor,
-    key_cache: tl.tensor,
-    value_cache: tl.tensor,
-    query_weight: tl.tensor,
-    key_weight: tl.tensor,
-    eps: float,
-    first_token: int,
-    num_tokens: int,
+    qkv,
+    cos,
+    sin,
+    slot_mapping,
+    key_cache,
+    value_cache,
+    query_weight,
+    key_weight,
+    eps,
+    first_token,
+    num_tokens,
     NUM_HEADS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -43,7 +43,7 @@ def _rotate_and_store_kernel(
     TOKENS: tl.constexpr,
     HEADS: tl.constexpr,
     HALF_PADDED: tl.constexpr,
-) -> None:
+):
     """Grid (head groups, token groups): the groups of one token run side by side and share its cosines."""
     HALF: tl.constexpr = HEAD_DIM // 2
     NUM_ROTATED: tl.constexpr = NUM_HEADS + NUM_KV_HEADS

@@ -19,29 +19,29 @@ from engine.kernels.skinny_vector import GATED, NORM, add_parts, gate_parts
 
 
 @triton.jit
-def _fragment(block: tl.tensor, WARPS: tl.constexpr) -> tl.tensor:
+def _fragment(block, WARPS: tl.constexpr):
     """A loaded block [8, WARPS, 32] -> operand [WARPS, 8, 32], K renamed to the order of the registers."""
     by_thread = tl.permute(tl.reshape(block, (8, WARPS, 4, 2, 4)), (1, 0, 3, 2, 4))
     return tl.reshape(by_thread, (WARPS, 8, 32))
 
 
 @triton.jit
-def _stack(upper: tl.tensor, lower: tl.tensor, WARPS: tl.constexpr, ROWS: tl.constexpr) -> tl.tensor:
+def _stack(upper, lower, WARPS: tl.constexpr, ROWS: tl.constexpr):
     """Two operands [WARPS, ROWS, 32] one above the other: [WARPS, 2 ROWS, 32], within each thread's registers."""
     return tl.reshape(tl.permute(tl.join(upper, lower), (0, 3, 1, 2)), (WARPS, 2 * ROWS, 32))
 
 
 @triton.jit
 def _load_weights(
-    w_ptr: tl.tensor,
-    first_row: tl.tensor,
-    chunk: tl.tensor,
-    N: tl.tensor,
+    w_ptr,
+    first_row,
+    chunk,
+    N,
     K: tl.constexpr,
     BLOCK_N: tl.constexpr,
     WARPS: tl.constexpr,
     STEPS: tl.constexpr,
-) -> tl.tensor:
+):
     """STEPS · BLOCK_N / 8 blocks [8, WARPS, 32], those of a step together; zeros beyond N and K."""
     rows = tl.arange(0, 8)[:, None, None]
     k_in_step = tl.arange(0, WARPS)[None, :, None] * 32 + tl.arange(0, 32)[None, None, :]
@@ -58,15 +58,15 @@ def _load_weights(
 
 @triton.jit
 def _load_inputs(
-    ptr: tl.tensor,
+    ptr,
     first_row: tl.constexpr,
-    M: tl.tensor,
+    M,
     STRIDE: tl.constexpr,
-    chunk: tl.tensor,
+    chunk,
     K: tl.constexpr,
     WARPS: tl.constexpr,
     STEPS: tl.constexpr,
-) -> tl.tensor:
+):
     """Input rows first_row to first_row + 7 of a chunk: STEPS blocks [8, WARPS, 32], zeros beyond M and K."""
     row = first_row + tl.arange(0, 8)[:, None, None]
     k_in_step = tl.arange(0, WARPS)[None, :, None] * 32 + tl.arange(0, 32)[None, None, :]
@@ -79,15 +79,15 @@ def _load_inputs(
 
 @triton.jit
 def _store_inputs(
-    ptr: tl.tensor,
-    blocks: tl.tensor,
+    ptr,
+    blocks,
     first_row: tl.constexpr,
-    M: tl.tensor,
-    chunk: tl.tensor,
+    M,
+    chunk,
     K: tl.constexpr,
     WARPS: tl.constexpr,
     STEPS: tl.constexpr,
-) -> None:
+):
     """Program 0 writes what `_load_inputs` would read, stride K."""
     num_rows = tl.where(tl.program_id(0) == 0, M, 0)
     row = first_row + tl.arange(0, 8)[:, None, None]
@@ -98,9 +98,7 @@ def _store_inputs(
 
 
 @triton.jit
-def _apply_gain(
-    parts: tl.tuple, norm_ptr: tl.tensor, chunk: tl.tensor, K: tl.constexpr, WARPS: tl.constexpr, STEPS: tl.constexpr
-) -> tl.tuple:
+def _apply_gain(parts, norm_ptr, chunk, K: tl.constexpr, WARPS: tl.constexpr, STEPS: tl.constexpr):
     """The norm's weight times a chunk.  The scale of each row follows after the product, which costs no accuracy."""
     # Read once for each of the 8 rows: so it comes in the layout of the chunk instead of through shared memory.
     k_in_step = (
@@ -116,19 +114,19 @@ def _apply_gain(
 
 @triton.jit
 def _inputs(
-    x_ptr: tl.tensor,
-    residual_ptr: tl.tensor,
-    norm_ptr: tl.tensor,
-    total_ptr: tl.tensor,
-    squares: tl.tensor,
+    x_ptr,
+    residual_ptr,
+    norm_ptr,
+    total_ptr,
+    squares,
     first_row: tl.constexpr,
-    M: tl.tensor,
-    chunk: tl.tensor,
+    M,
+    chunk,
     K: tl.constexpr,
     PROLOGUE: tl.constexpr,
     WARPS: tl.constexpr,
     STEPS: tl.constexpr,
-) -> tl.tensor:
+):
     """Eight rows of a chunk after the prologue, and the sums of squares [8, WARPS, 32] when it is the norm."""
     stride: tl.constexpr = 2 * K if PROLOGUE == GATED else K
     x = _load_inputs(x_ptr, first_row, M, stride, chunk, K, WARPS, STEPS)
@@ -147,15 +145,15 @@ def _inputs(
 
 @triton.jit
 def _multiply(
-    weights: tl.tensor,
-    upper: tl.tensor,
-    lower: tl.tensor,
-    sums: tl.tensor,
+    weights,
+    upper,
+    lower,
+    sums,
     BLOCK_N: tl.constexpr,
     WARPS: tl.constexpr,
     STEPS: tl.constexpr,
     OVER_8: tl.constexpr,
-) -> tl.tensor:
+):
     """sums [WARPS, 16, BLOCK_N] += inputs · weightsᵀ over the chunk, each warp its own part of K."""
     parts: tl.constexpr = BLOCK_N // 8
     for step in tl.static_range(STEPS):
@@ -175,16 +173,16 @@ def _multiply(
 
 @triton.jit
 def skinny_rows_kernel(
-    x_ptr: tl.tensor,  # [M, K]; gate and up [M, 2 K] if GATED
-    residual_ptr: tl.tensor,  # [M, K] or None
-    norm_ptr: tl.tensor,  # [K] if NORM
-    w_ptr: tl.tensor,  # [N, K]
-    bias_ptr: tl.tensor,  # [N] or None
-    out_ptr: tl.tensor,  # [M, N]
-    total_ptr: tl.tensor,  # [M, K] with a residual
-    M: tl.tensor,
-    N: tl.tensor,
-    eps: tl.tensor,
+    x_ptr,  # [M, K]; gate and up [M, 2 K] if GATED
+    residual_ptr,  # [M, K] or None
+    norm_ptr,  # [K] if NORM
+    w_ptr,  # [N, K]
+    bias_ptr,  # [N] or None
+    out_ptr,  # [M, N]
+    total_ptr,  # [M, K] with a residual
+    M,
+    N,
+    eps,
     K: tl.constexpr,
     PROLOGUE: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -192,7 +190,7 @@ def skinny_rows_kernel(
     STEPS: tl.constexpr,
     OVER_8: tl.constexpr,
     PDL: tl.constexpr,
-) -> None:
+):
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     first_row = tl.program_id(0) * BLOCK_N

@@ -20,14 +20,14 @@ GATED = tl.constexpr(2)
 
 @triton.jit
 def _load_weights(
-    w_ptr: tl.tensor,
-    tile: tl.tensor,
-    N: tl.tensor,
+    w_ptr,
+    tile,
+    N,
     K: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     RAGGED: tl.constexpr,
-) -> tl.tuple:
+):
     """The tile's weights as ceil(K / BLOCK_K) tensors [BLOCK_N, BLOCK_K]; rows at or beyond N read as zeros."""
     rows = tl.arange(0, BLOCK_N)
     inside_n = (tile * BLOCK_N + rows < N)[:, None]
@@ -47,7 +47,7 @@ def _load_weights(
 
 
 @triton.jit
-def _load_vector(ptr: tl.tensor, K: tl.constexpr, BLOCK_K: tl.constexpr) -> tl.tuple:
+def _load_vector(ptr, K: tl.constexpr, BLOCK_K: tl.constexpr):
     """K elements as ceil(K / BLOCK_K) tensors [BLOCK_K], zeros beyond K."""
     parts: tl.tuple = ()
     for step in tl.static_range((K + BLOCK_K - 1) // BLOCK_K):
@@ -60,9 +60,7 @@ def _load_vector(ptr: tl.tensor, K: tl.constexpr, BLOCK_K: tl.constexpr) -> tl.t
 
 
 @triton.jit
-def _store_vector(
-    ptr: tl.tensor, parts: tl.tuple, end: tl.tensor, num_steps: tl.constexpr, BLOCK_K: tl.constexpr
-) -> None:
+def _store_vector(ptr, parts, end, num_steps: tl.constexpr, BLOCK_K: tl.constexpr):
     """The first `end` elements of what `_load_vector` reads."""
     for step in tl.static_range(num_steps):
         k = step * BLOCK_K + tl.arange(0, BLOCK_K)
@@ -70,7 +68,7 @@ def _store_vector(
 
 
 @triton.jit
-def gate_parts(gates: tl.tuple, ups: tl.tuple, num_steps: tl.constexpr, DTYPE: tl.constexpr) -> tl.tuple:
+def gate_parts(gates, ups, num_steps: tl.constexpr, DTYPE: tl.constexpr):
     """silu(gate) · up part by part, in fp32 and rounded to DTYPE."""
     products: tl.tuple = ()
     for step in tl.static_range(num_steps):
@@ -81,7 +79,7 @@ def gate_parts(gates: tl.tuple, ups: tl.tuple, num_steps: tl.constexpr, DTYPE: t
 
 
 @triton.jit
-def add_parts(left: tl.tuple, right: tl.tuple, num_steps: tl.constexpr) -> tl.tuple:
+def add_parts(left, right, num_steps: tl.constexpr):
     """Sums part by part, rounded to the dtype of `left`."""
     sums: tl.tuple = ()
     for step in tl.static_range(num_steps):
@@ -90,7 +88,7 @@ def add_parts(left: tl.tuple, right: tl.tuple, num_steps: tl.constexpr) -> tl.tu
 
 
 @triton.jit
-def _scale(parts: tl.tuple, gains: tl.tuple, num_steps: tl.constexpr) -> tl.tuple:
+def _scale(parts, gains, num_steps: tl.constexpr):
     """Products part by part, in fp32."""
     products: tl.tuple = ()
     for step in tl.static_range(num_steps):
@@ -99,7 +97,7 @@ def _scale(parts: tl.tuple, gains: tl.tuple, num_steps: tl.constexpr) -> tl.tupl
 
 
 @triton.jit
-def _sum_of_squares(parts: tl.tuple, num_steps: tl.constexpr, BLOCK_K: tl.constexpr) -> tl.tensor:
+def _sum_of_squares(parts, num_steps: tl.constexpr, BLOCK_K: tl.constexpr):
     squares = tl.zeros((BLOCK_K // 8,), tl.float32)
     for step in tl.static_range(num_steps):
         value = parts[step].to(tl.float32)
@@ -108,7 +106,7 @@ def _sum_of_squares(parts: tl.tuple, num_steps: tl.constexpr, BLOCK_K: tl.conste
 
 
 @triton.jit
-def _dot(weights: tl.tuple, x: tl.tuple, K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr) -> tl.tensor:
+def _dot(weights, x, K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
     """Products summed in groups of 8 along K, which one thread holds: [BLOCK_N, BLOCK_K / 8] fp32."""
     partial = tl.zeros((BLOCK_N, BLOCK_K // 8), tl.float32)
     for step in tl.static_range((K + BLOCK_K - 1) // BLOCK_K):
@@ -119,16 +117,16 @@ def _dot(weights: tl.tuple, x: tl.tuple, K: tl.constexpr, BLOCK_N: tl.constexpr,
 
 @triton.jit
 def skinny_vector_kernel(
-    x_ptr: tl.tensor,  # [K]; gate and up [2 K] if GATED
-    residual_ptr: tl.tensor,  # [K] or None
-    norm_ptr: tl.tensor,  # [K] if NORM
-    w_ptr: tl.tensor,  # [N, K]
-    bias_ptr: tl.tensor,  # [N] or None
-    out_ptr: tl.tensor,  # [N]
-    total_ptr: tl.tensor,  # [K] with a residual
-    N: tl.tensor,
-    eps: tl.tensor,
-    tiles_per_program: tl.tensor,
+    x_ptr,  # [K]; gate and up [2 K] if GATED
+    residual_ptr,  # [K] or None
+    norm_ptr,  # [K] if NORM
+    w_ptr,  # [N, K]
+    bias_ptr,  # [N] or None
+    out_ptr,  # [N]
+    total_ptr,  # [K] with a residual
+    N,
+    eps,
+    tiles_per_program,
     K: tl.constexpr,
     PROLOGUE: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -136,7 +134,7 @@ def skinny_vector_kernel(
     LOOP: tl.constexpr,
     RAGGED: tl.constexpr,
     PDL: tl.constexpr,
-) -> None:
+):
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     tile = tl.program_id(0)
