@@ -10,7 +10,9 @@ import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -26,13 +28,15 @@ from engine.loading.loader import load_model, weight_bytes
 from engine.models.config import DecoderConfig
 from engine.models.decoder import DecoderModel
 from engine.runner import device as devices
-from engine.runner.decode_graphs import DecodeGraphs
 from engine.runner.graph_sizes import GraphSizeMemory
 from engine.runner.kernel_cache import use_kernel_cache
 from engine.runner.largest_step import largest_step
 from engine.runner.memory import GIB, MIB, CachePlan, MemoryUse, plan_cache
 from engine.runner.model_runner import ModelRunner
 from engine.runner.rows import RowTable
+
+if TYPE_CHECKING:
+    from engine.runner.captured_steps import CapturedSteps
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +46,8 @@ OnProgress = Callable[[str, int, int], None]
 CPU_MAX_CACHE_BYTES = 4 * GIB
 GRAPH_BYTES = 8 * MIB
 """What the driver keeps for one captured graph of a few hundred kernels."""
+NUM_GRAPHS = 32
+"""About as many as there are sizes; see `engine.runner.captured_steps`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +88,8 @@ def build_engine(config: EngineConfig, on_progress: OnProgress) -> EngineParts:
     plan = _plan_cache(config, spec.cache, use, limits, device)
     attention.allocate(plan.num_blocks)
     runner = _runner(config, model, attention, limits, plan.max_model_len, device)
-    if runner.graphs is not None:
-        _remember_graphs(runner.graphs, GraphSizeMemory(folder), config.model, model.dtype, device)
+    if runner.captured is not None:
+        _remember_graphs(runner.captured, GraphSizeMemory(folder), config.model, model.dtype, device)
     facts = _describe(spec.cache, plan, model, limits, device)
     _log_facts(facts)
     return EngineParts(
@@ -172,7 +178,7 @@ def _memory_use(
     held = torch.cuda.memory_allocated(device) - weights
     rows = 4 * limits.max_num_seqs * (limits.max_model_len + limits.max_model_len // config.block_size)
     # Captured batches keep their logits; other activations of a decode are small beside them.
-    graphs = len(DecodeGraphs.ladder(limits.max_num_seqs)) * GRAPH_BYTES + 2 * model.dtype.itemsize * logits
+    graphs = NUM_GRAPHS * GRAPH_BYTES + 2 * model.dtype.itemsize * logits
     return MemoryUse(weights, peak + held + rows, graphs, devices.measure_outside_bytes(device, in_use_before))
 
 
@@ -216,15 +222,27 @@ def _runner(
         block_size=config.block_size,
         device=device,
     )
-    return ModelRunner(model, attention, rows, seed=config.seed, use_graphs=attention.is_capturable and config.enable_cuda_graphs)
+    captured = None
+    if attention.is_capturable and config.enable_cuda_graphs:
+        # Imports Triton, which only GPUs need.
+        from engine.runner.captured_steps import CapturedSteps
+
+        captured = CapturedSteps(model, attention, rows)
+    return ModelRunner(model, attention, rows, seed=config.seed, captured=captured)
 
 
 def _remember_graphs(
-    graphs: DecodeGraphs, memory: GraphSizeMemory, model: str, dtype: torch.dtype, device: torch.device
+    captured: CapturedSteps, memory: GraphSizeMemory, model: str, dtype: torch.dtype, device: torch.device
 ) -> None:
-    key = GraphSizeMemory.key(model, str(dtype), torch.cuda.get_device_name(device))
-    graphs.want(memory.load(key))
-    graphs.on_capture = lambda size: memory.remember(key, (size,))
+    """Want the sizes that were used before, and note the new ones."""
+    for ladder in captured.ladders:
+        key = GraphSizeMemory.key(f"{ladder.name} of {model}", str(dtype), torch.cuda.get_device_name(device))
+        ladder.want(memory.load(key))
+        ladder.on_capture = partial(_remember, memory, key)
+
+
+def _remember(memory: GraphSizeMemory, key: str, size: int) -> None:
+    memory.remember(key, (size,))
 
 
 def _weight_bytes(model: DecoderModel) -> int:

@@ -48,13 +48,13 @@ class EngineLoop:
     @property
     def has_spare_work(self) -> bool:
         """Whether `spare_step` has something to prepare while there is nothing to generate."""
-        graphs = self._runner.graphs
-        return graphs is not None and graphs.has_wanted
+        captured = self._runner.captured
+        return captured is not None and captured.has_wanted
 
     def spare_step(self) -> None:
-        """Capture one more graph that an earlier run of this model needed; some tens of milliseconds."""
-        if self._runner.graphs is not None:
-            self._runner.graphs.capture_wanted()
+        """Capture one more graph that this model has needed, now or in an earlier run; some tens of milliseconds."""
+        if self._runner.captured is not None:
+            self._runner.captured.capture_wanted()
 
     def submit(self, prompt: Prompt) -> None:
         """Queue a sequence.  Raises `InvalidParameter` or `ContextLengthExceeded` if it can never run."""

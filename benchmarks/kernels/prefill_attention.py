@@ -144,7 +144,8 @@ def paged(inputs: Inputs, tuning: PrefillTuning) -> Callable[[], object]:
 
 
 def default_tuning(inputs: Inputs) -> PrefillTuning:
-    return choose_tuning(inputs.num_heads, NUM_KV_HEADS, HEAD_DIM, DTYPE, len(inputs.qkv), DEVICE)
+    longest = max(context for context, _ in inputs.sequences)
+    return choose_tuning(inputs.num_heads, NUM_KV_HEADS, HEAD_DIM, DTYPE, len(inputs.qkv), longest, DEVICE)
 
 
 def torch_attention(inputs: Inputs, length: int, backend: SDPBackend) -> Callable[[], object]:

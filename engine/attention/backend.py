@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 
 from engine.layers.rotary import Rotation
@@ -67,6 +68,8 @@ class AttentionMetadata:
     `query_starts`       S + 1         first token of each sequence, then T, known to the host
     `host_context_lens`  S             `context_lens` as the host knows them; empty in a captured step, where they
                                        change from replay to replay and all sequences are decodes
+    `prompt_tiles`                     in a captured step of one prompt, the backend's own description of it, which
+                                       also changes from replay to replay (`AttentionBackend.prompt_tiles`)
     """
 
     num_decodes: int
@@ -76,6 +79,7 @@ class AttentionMetadata:
     context_lens: torch.Tensor
     query_starts: tuple[int, ...]
     host_context_lens: tuple[int, ...]
+    prompt_tiles: torch.Tensor | None = None
 
 
 class AttentionBackend(Protocol):
@@ -83,7 +87,7 @@ class AttentionBackend(Protocol):
 
     name: str
     is_capturable: bool
-    """Whether a step of decodes alone may be captured in a CUDA graph."""
+    """Whether steps of decodes alone, or of one prompt alone, may be captured in CUDA graphs."""
 
     @staticmethod
     def reasons_unsupported(spec: AttentionSpec, device: torch.device) -> list[str]:
@@ -92,6 +96,14 @@ class AttentionBackend(Protocol):
 
     def allocate(self, num_blocks: int) -> None:
         """Allocate the KV cache, in place of one allocated before.  Raises `InsufficientMemory`."""
+        ...
+
+    def prompt_tiles(self, size: int, start: int, num_tokens: int) -> np.ndarray:
+        """What a captured step of one prompt needs to know, int32 of a shape that depends on `size` alone.
+
+        The prompt computes `num_tokens` tokens from position `start` on, and is padded to `size` tokens.  Only
+        backends that are capturable have this.
+        """
         ...
 
     def begin_step(self, metadata: AttentionMetadata) -> None:

@@ -92,6 +92,9 @@ class TorchPagedAttention:
                 "lower gpu_memory_utilization or max_model_len."
             ) from error
 
+    def prompt_tiles(self, size: int, start: int, num_tokens: int) -> np.ndarray:
+        raise NotImplementedError("this backend is not captured")
+
     def begin_step(self, metadata: AttentionMetadata) -> None:
         """Work out which blocks each sequence reads; all layers share the result."""
         num_sequences = len(metadata.host_context_lens)

@@ -12,18 +12,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from engine.api.errors import InsufficientMemory
 from engine.attention.backend import AttentionMetadata, AttentionSpec, HeadNorms
-from engine.kernels.decode_attention import (
-    DecodePlan,
-    allocate_workspace,
-    decode_attention,
-    default_tuning,
-    plan_decode,
-)
+from engine.kernels.decode_attention import decode_attention
+from engine.kernels.decode_plan import DecodePlan, allocate_workspace, default_tuning, plan_decode
 from engine.kernels.prefill_attention import (
+    EMPTY_TILE,
     PrefillTuning,
     choose_tuning,
     dense_prefill,
@@ -142,27 +139,43 @@ class TritonPagedAttention:
             self._attend_prefill(plan.prefill, metadata, qkv, keys, values, output)
         return output
 
-    def _plan_prefill(self, metadata: AttentionMetadata) -> _Prefill:
-        """Whole prompts for which cuDNN is faster go to it; everything else is cut into tiles."""
+    def prompt_tiles(self, size: int, start: int, num_tokens: int) -> np.ndarray:
+        """See `AttentionBackend.prompt_tiles`: tiles int32 [n, 4], those beyond the prompt empty."""
+        tuning = self._prefill_tuning(size, size)
+        tiles = np.empty((-(-size // tuning.tokens_per_tile), 4), dtype=np.int32)
+        tiles[:] = EMPTY_TILE
+        used = plan_prefill((0, num_tokens), (start + num_tokens,), 0, tuning)
+        tiles[: len(used)] = used
+        return tiles
+
+    def _prefill_tuning(self, num_tokens: int, longest_context: int) -> PrefillTuning:
         cache = self._spec.cache
-        starts, contexts = metadata.query_starts, metadata.host_context_lens
-        is_dense = [
-            prefers_dense(last - first, context_len, self._device, cache.dtype, cache.head_dim)
-            for first, last, context_len in zip(starts, starts[1:], contexts, strict=False)
-        ]
-        first_prefill = metadata.num_decodes
-        dense = tuple(
-            (starts[sequence], starts[sequence + 1])
-            for sequence in range(first_prefill, len(contexts))
-            if is_dense[sequence]
-        )
-        tuning = choose_tuning(
+        return choose_tuning(
             self._spec.num_heads,
             cache.num_kv_heads,
             cache.head_dim,
             cache.dtype,
-            starts[-1] - starts[first_prefill],
+            num_tokens,
+            longest_context,
             self._device,
+        )
+
+    def _plan_prefill(self, metadata: AttentionMetadata) -> _Prefill:
+        """Whole prompts for which cuDNN is faster go to it; everything else is cut into tiles."""
+        cache = self._spec.cache
+        starts, contexts = metadata.query_starts, metadata.host_context_lens
+        first_prefill = metadata.num_decodes
+        tuning = self._prefill_tuning(starts[-1] - starts[first_prefill], max(contexts[first_prefill:]))
+        if metadata.prompt_tiles is not None:
+            return _Prefill(tuning, metadata.prompt_tiles, dense=())
+        is_dense = [
+            prefers_dense(last - first, context_len, self._device, cache.dtype, cache.head_dim)
+            for first, last, context_len in zip(starts, starts[1:], contexts, strict=False)
+        ]
+        dense = tuple(
+            (starts[sequence], starts[sequence + 1])
+            for sequence in range(first_prefill, len(contexts))
+            if is_dense[sequence]
         )
         tiles = plan_prefill(starts, contexts, first_prefill, tuning)
         if dense:

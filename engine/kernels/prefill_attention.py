@@ -23,7 +23,11 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from engine.kernels.launch import num_multiprocessors
 
+EMPTY_TILE = (0, 0, 0, 1)
+"""A tile without tokens, for grids of a fixed size: it reads one key and writes nothing."""
+
 _LOG2_E = 1.4426950408889634
+_SHORT_CONTEXT = 1024
 
 _DENSE_CHUNK = 1024
 _DENSE_MIN_TOKENS = 2048
@@ -46,13 +50,20 @@ class PrefillTuning:
 
 
 def choose_tuning(
-    num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, num_tokens: int, device: torch.device
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    num_tokens: int,
+    longest_context: int,
+    device: torch.device,
 ) -> PrefillTuning:
-    """The tuning for a step with `num_tokens` tokens to prefill.
+    """The tuning for a step with `num_tokens` tokens to prefill, in contexts of up to `longest_context`.
 
     Heads that share a KV head share a tile, so that a tile spans fewer tokens and wastes less on the causal edge.  As
     the tile must have a power of 2 of them, G = 6 is taken in pairs and an odd G head by head.  Small tiles serve
-    steps that would leave multiprocessors idle, and GPUs with less shared memory than Hopper's.
+    steps that would leave multiprocessors idle, short contexts, of which the causal edge is a large part, and GPUs
+    with less shared memory than Hopper's.
     """
     per_kv_head = num_heads // num_kv_heads
     group = min(per_kv_head & -per_kv_head, 16)
@@ -62,9 +73,11 @@ def choose_tuning(
     roomy = _has_large_shared_memory(device)
     if num_heads * num_tokens < 128 * num_multiprocessors(device):
         return PrefillTuning(64, 32 if wide else 64, group, num_warps=4, num_stages=3 if roomy else 2)
+    if longest_context <= _SHORT_CONTEXT:
+        return PrefillTuning(64, 32, group, num_warps=4, num_stages=3 if roomy else 2)
     if not roomy:
         return PrefillTuning(64, 32, group, 4, 2) if wide else PrefillTuning(128, 64, group, 8, 2)
-    return PrefillTuning(128, 64 if wide else 128, group, num_warps=8, num_stages=2 if wide else 3)
+    return PrefillTuning(128, 64, group, num_warps=8, num_stages=2 if wide else 3)
 
 
 @cache
@@ -101,14 +114,14 @@ def plan_prefill(
 
 @triton.jit
 def _prefill_attention_kernel(
-    qkv: tl.tensor,
-    key_cache: tl.tensor,
-    value_cache: tl.tensor,
-    block_tables: tl.tensor,
-    rows: tl.tensor,
-    tiles: tl.tensor,
-    out: tl.tensor,
-    table_stride: int,
+    qkv,
+    key_cache,
+    value_cache,
+    block_tables,
+    rows,
+    tiles,
+    out,
+    table_stride,
     NUM_HEADS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -118,7 +131,7 @@ def _prefill_attention_kernel(
     BLOCK_N: tl.constexpr,
     GROUP: tl.constexpr,
     DIM_PADDED: tl.constexpr,
-) -> None:
+):
     """Grid (head groups, tiles): all heads of a tile run side by side, those of one KV head next to each other."""
     PER_KV_HEAD: tl.constexpr = NUM_HEADS // NUM_KV_HEADS
     GROUPS: tl.constexpr = (PER_KV_HEAD + GROUP - 1) // GROUP
@@ -130,7 +143,8 @@ def _prefill_attention_kernel(
     first_token = tl.load(tile + 1)
     num_tokens = tl.load(tile + 2)
     first_position = tl.load(tile + 3)
-    table = block_tables + tl.load(rows + sequence).to(tl.int64) * table_stride
+    # A row of -1 is padding, whose tiles read something and write nothing.
+    table = block_tables + tl.maximum(tl.load(rows + sequence), 0).to(tl.int64) * table_stride
 
     line = tl.arange(0, BLOCK_M)
     step = line // GROUP

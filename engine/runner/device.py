@@ -24,14 +24,14 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 def resolve_device(name: str) -> torch.device:
     """The device to run on; raises `InvalidParameter` when the one asked for is not there."""
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
     except RuntimeError as error:
         raise InvalidParameter("device", f"{name!r} is not a device; use auto, cpu or cuda.") from error
     if device.type == "cuda" and not torch.cuda.is_available():
         raise InvalidParameter("device", "No NVIDIA GPU is visible; use --device cpu, or check nvidia-smi.")
-    return device
+    return torch.device("cuda:0") if name == "cuda" else device
 
 
 def resolve_dtype(name: str, checkpoint_dtype: str, device: torch.device) -> torch.dtype:

@@ -65,19 +65,3 @@ def build_model_input(batch: ScheduledBatch, rows: RowTable) -> ModelInput:
             host_context_lens=tuple((table[1] + table[2]).tolist()),
         ),
     )
-
-
-def decode_input(sequences: torch.Tensor, rows: RowTable) -> ModelInput:
-    """The input of one token of every sequence in `sequences` int32 [4, S], known to the device alone."""
-    num_sequences = sequences.shape[1]
-    step = rows.gather(sequences, num_sequences)
-    attention = AttentionMetadata(
-        num_decodes=num_sequences,
-        slot_mapping=step.slot_mapping,
-        block_tables=rows.block_tables,
-        rows=sequences[0],
-        context_lens=step.context_lens,
-        query_starts=tuple(range(num_sequences + 1)),
-        host_context_lens=(),
-    )
-    return ModelInput(step.token_ids, step.positions, None, attention)

@@ -14,8 +14,8 @@ import torch
 
 from engine.attention.backend import AttentionBackend
 from engine.core.batch import SampledTokens, ScheduledBatch, ScheduledSequence
-from engine.runner.decode_graphs import DecodeGraphs
-from engine.runner.model_input import ModelInput, build_model_input, decode_input, describe_sequences
+from engine.runner.captured_steps import CapturedSteps
+from engine.runner.model_input import build_model_input
 from engine.runner.rows import RowTable
 from engine.runner.transfer import Download
 from engine.sampling.sampler import DeviceLogprobs, SamplingRow, sample
@@ -47,7 +47,10 @@ class PendingStep:
 
 
 class ModelRunner:
-    """The device side of one engine: a model, its attention backend and the row table."""
+    """The device side of one engine: a model, its attention backend and the row table.
+
+    `captured` are the steps that run as CUDA graphs; None where none do.
+    """
 
     def __init__(
         self,
@@ -56,49 +59,40 @@ class ModelRunner:
         rows: RowTable,
         *,
         seed: int,
-        use_graphs: bool = False,
+        captured: CapturedSteps | None = None,
     ) -> None:
         self._model = model
         self._attention = attention
         self._rows = rows
         self._seed = seed
-        self.graphs: DecodeGraphs | None = None
-        if use_graphs:
-            self.graphs = DecodeGraphs(self._decode, rows.device, max_size=rows.token_ids.shape[0])
+        self.captured = captured
 
     @torch.inference_mode()
     def launch(self, batch: ScheduledBatch) -> PendingStep:
         """Compute the batch; sequences that sample get their next token."""
         self._rows.apply(batch)
-        if self.graphs is not None and batch.num_decodes == len(batch.sequences):
-            decoded = self.graphs.run(describe_sequences(batch))
-            if decoded is not None:
-                logits, token_ids = decoded
+        if self.captured is not None:
+            outputs = self.captured.run(batch)
+            if outputs is not None:
+                logits, likeliest = outputs
                 if all(self._rows.is_plain(sequence.row) for sequence in batch.sequences):
-                    return PendingStep(token_ids)
+                    return PendingStep(likeliest)
                 return self._sample(batch.sequences, logits)
-        model_input = build_model_input(batch, self._rows)
-        hidden = self._forward(model_input)
-        sampling = [sequence for sequence in batch.sequences if sequence.samples]
-        if not sampling:
+        computed = self._compute(batch)
+        if computed is None:
             return PendingStep(torch.empty(0, dtype=torch.int64))
-        if model_input.sample_indices is not None:
-            hidden = hidden[model_input.sample_indices]
-        return self._sample(sampling, self._model.logits(hidden))
+        return self._sample([sequence for sequence in batch.sequences if sequence.samples], computed)
 
-    def _forward(self, model_input: ModelInput) -> torch.Tensor:
+    def _compute(self, batch: ScheduledBatch) -> torch.Tensor | None:
+        """Kernel by kernel: logits [N, V] of the N sequences that sample, or None when none does."""
+        model_input = build_model_input(batch, self._rows)
         self._attention.begin_step(model_input.attention)
-        return self._model(model_input.token_ids, model_input.positions, self._attention)
-
-    def _decode(self, sequences: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """What a graph captures: one token of every sequence, and the likeliest next one into its row."""
-        from engine.kernels.greedy import greedy_append
-
-        model_input = decode_input(sequences, self._rows)
-        logits = self._model.logits(self._forward(model_input))
-        token_ids = torch.empty(sequences.shape[1], dtype=torch.int32, device=sequences.device)
-        greedy_append(logits, sequences[0], model_input.positions, self._rows.token_ids, token_ids)
-        return logits, token_ids
+        hidden = self._model(model_input.token_ids, model_input.positions, self._attention)
+        if model_input.sample_indices is None:
+            return self._model.logits(hidden)
+        if not len(model_input.sample_indices):
+            return None
+        return self._model.logits(hidden[model_input.sample_indices])
 
     def _sample(self, sequences: Sequence[ScheduledSequence], logits: torch.Tensor) -> PendingStep:
         samples = sample(logits, [self._sampling_row(sequence) for sequence in sequences], self._rows.token_ids)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import numpy as np
 import torch
 
 from engine.attention.backend import AttentionMetadata, AttentionSpec, HeadNorms
@@ -33,6 +34,9 @@ class DenseAttention:
 
     def allocate(self, num_blocks: int) -> None:
         pass
+
+    def prompt_tiles(self, size: int, start: int, num_tokens: int) -> np.ndarray:
+        raise NotImplementedError("this backend is not captured")
 
     def begin_step(self, metadata: AttentionMetadata) -> None:
         self._query_starts = metadata.query_starts

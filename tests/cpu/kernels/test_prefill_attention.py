@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from engine.kernels.prefill_attention import (
+    EMPTY_TILE,
     PrefillTuning,
     choose_tuning,
     dense_prefill,
@@ -132,13 +133,13 @@ def test_tile_shapes(block_m, block_n):
 @pytest.mark.parametrize("dtype", HALF_DTYPES)
 @pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), [(8, 2, 128), (3, 1, 96), (4, 2, 64), (2, 1, 256)])
 def test_half_precision_as_tuned(num_heads, num_kv_heads, head_dim, dtype):
-    for num_tokens in (1, 10**6):  # few programs and many
-        tuning = choose_tuning(num_heads, num_kv_heads, head_dim, dtype, num_tokens, DEVICE)
+    for num_tokens, context in ((1, 100), (10**6, 100), (10**6, 10**5)):  # few programs and many, short and long
+        tuning = choose_tuning(num_heads, num_kv_heads, head_dim, dtype, num_tokens, context, DEVICE)
         check(num_heads, num_kv_heads, head_dim, dtype=dtype, tuning=tuning, ragged=RAGGED[1:8], first=1)
 
 
 def test_float32_as_tuned():
-    check(8, 2, 128, tuning=choose_tuning(8, 2, 128, torch.float32, 10**6, DEVICE))
+    check(8, 2, 128, tuning=choose_tuning(8, 2, 128, torch.float32, 10**6, 10**5, DEVICE))
 
 
 def test_lengths_around_the_edges_of_tiles():
@@ -198,3 +199,15 @@ def test_dense_prefill(num_heads, num_kv_heads, head_dim):
 
 def test_dense_prefill_is_never_preferred_on_the_cpu():
     assert not prefers_dense(8192, 8192, torch.device("cpu"), torch.bfloat16, 128)
+
+
+def test_empty_tiles_and_padded_rows_write_nothing():
+    keys = torch.randn((2, 1, 16, 64), device=DEVICE)
+    qkv = torch.randn((4, 3 * 64), device=DEVICE)
+    out = torch.full((4, 64), 7.0, device=DEVICE)
+    for row in (0, -1):
+        rows = torch.tensor([row], dtype=torch.int32, device=DEVICE)
+        tiles = torch.tensor([EMPTY_TILE] * 3, dtype=torch.int32, device=DEVICE)
+        block_tables = torch.ones((1, 2), dtype=torch.int32, device=DEVICE)
+        prefill_attention(qkv, keys, keys, block_tables, rows, tiles, out, replace(TUNING, group=1))
+    assert (out == 7.0).all()

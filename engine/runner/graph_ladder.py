@@ -1,0 +1,112 @@
+"""CUDA graphs of one kind of step, captured for the sizes that really occur.
+
+A step of a small model is hundreds of kernels of a few microseconds; a graph launches them as one.
+Steps are padded to the next size of a fixed ladder.  A size that comes up without a graph runs kernel
+by kernel and is captured when it comes up again, so the first token never waits for a capture; or ahead
+of time, while nothing else is to be done.  Used by `engine.runner.captured_steps`; knows nothing of what
+the captured function computes.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+log = logging.getLogger(__name__)
+
+Outputs = tuple[torch.Tensor, torch.Tensor]
+Forward = Callable[[torch.Tensor, int], Outputs]
+"""(input int32 [n] on the device, size) -> the step's outputs."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Captured:
+    graph: torch.cuda.CUDAGraph
+    inputs: torch.Tensor
+    outputs: Outputs
+
+    def replay(self, host: torch.Tensor) -> Outputs:
+        self.inputs.copy_(host, non_blocking=True)
+        self.graph.replay()
+        return self.outputs
+
+
+class GraphLadder:
+    """Graphs of one function for a ladder of sizes.
+
+    `name` is for the log; `pool` is a `torch.cuda.graph_pool_handle`; `forward` is what is captured; `idle_input` gives, for a size, an input that is
+    valid and changes nothing.  Outputs lie in buffers that the next replay overwrites: use them on the
+    current stream before it.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        ladder: Sequence[int],
+        forward: Forward,
+        idle_input: Callable[[int], np.ndarray],
+        device: torch.device,
+        pool: Any,
+    ) -> None:
+        self.name = name
+        self._ladder = sorted(ladder)
+        self._forward = forward
+        self._idle_input = idle_input
+        self._device = device
+        self._pool = pool
+        self._captured: dict[int, _Captured] = {}
+        self._wanted: set[int] = set()
+        self.on_capture: Callable[[int], None] = lambda size: None
+
+    @property
+    def has_wanted(self) -> bool:
+        """Whether `capture_wanted` has anything left to do."""
+        return bool(self._wanted)
+
+    def want(self, sizes: Iterable[int]) -> None:
+        """Sizes worth capturing before they come up again; those not on the ladder are ignored."""
+        self._wanted |= set(sizes) & set(self._ladder) - set(self._captured)
+
+    def capture_wanted(self) -> None:
+        """Capture the largest wanted size, whose memory serves the smaller ones too; some tens of milliseconds."""
+        self._capture(max(self._wanted))
+
+    def size_for(self, count: int) -> int | None:
+        """The size that `count` is padded to; None when it is beyond the ladder."""
+        place = bisect_left(self._ladder, count)
+        return self._ladder[place] if place < len(self._ladder) else None
+
+    def run(self, size: int, fill: Callable[[np.ndarray], None]) -> Outputs | None:
+        """Replay the graph of `size` on the input that `fill` writes; None the first time, when there is no graph."""
+        captured = self._captured.get(size)
+        if captured is None:
+            if size not in self._wanted:
+                self._wanted.add(size)
+                return None
+            captured = self._capture(size)
+        host = torch.empty(captured.inputs.shape, dtype=torch.int32, pin_memory=True)
+        fill(host.numpy())
+        return captured.replay(host)
+
+    def _capture(self, size: int) -> _Captured:
+        started = time.perf_counter()
+        inputs = torch.from_numpy(self._idle_input(size)).to(self._device)
+        # Once outside the graph, so that libraries load and kernels compile.
+        self._forward(inputs, size)
+        torch.cuda.synchronize(self._device)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            outputs = self._forward(inputs, size)
+        captured = self._captured[size] = _Captured(graph, inputs, outputs)
+        self._wanted.discard(size)
+        milliseconds = 1e3 * (time.perf_counter() - started)
+        log.info("captured the graph of %s %d in %.0f ms", self.name, size, milliseconds)
+        self.on_capture(size)
+        return captured
