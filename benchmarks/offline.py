@@ -97,6 +97,11 @@ class Driver:
             num_cached_tokens=num_cached,
         )
 
+    def prepare(self) -> None:
+        """Let the engine capture the graphs that it has found it needs, as a worker does between requests."""
+        while self._engine.has_spare_work:
+            self._engine.spare_step()
+
     def _prompt(self, request: Request) -> Prompt:
         sampling = SamplingParams(temperature=self._temperature, max_tokens=request.max_tokens, ignore_eos=True)
         return Prompt(next(self._sequence_ids), request.token_ids, request.max_tokens, sampling)
@@ -106,6 +111,7 @@ def measure(driver: Driver, requests: list[Request], warmup: int, repeats: int) 
     """Medians over the repeats, and the spread of the total time."""
     for _ in range(warmup):
         driver.run(requests)
+        driver.prepare()
     runs = [driver.run(requests) for _ in range(repeats)]
     totals = [run.total_s for run in runs]
     total_s = statistics.median(totals)

@@ -46,6 +46,7 @@ OnProgress = Callable[[str, int, int], None]
 CPU_MAX_CACHE_BYTES = 4 * GIB
 GRAPH_BYTES = 8 * MIB
 """What the driver keeps for one captured graph of a few hundred kernels."""
+DRIVER_BYTES = 768 * MIB
 NUM_GRAPHS = 32
 """About as many as there are sizes; see `engine.runner.captured_steps`."""
 
@@ -179,7 +180,9 @@ def _memory_use(
     rows = 4 * limits.max_num_seqs * (limits.max_model_len + limits.max_model_len // config.block_size)
     # Captured batches keep their logits; other activations of a decode are small beside them.
     graphs = NUM_GRAPHS * GRAPH_BYTES + 2 * model.dtype.itemsize * logits
-    return MemoryUse(weights, peak + held + rows, graphs, devices.measure_outside_bytes(device, in_use_before))
+    # What is in use on a device that nobody uses is the driver's own, and part of what others see in use.
+    outside = devices.measure_outside_bytes(device, in_use_before) + min(in_use_before or 0, DRIVER_BYTES)
+    return MemoryUse(weights, peak + held + rows, graphs, outside)
 
 
 def _run(runner: ModelRunner, batch: ScheduledBatch) -> None:

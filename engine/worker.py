@@ -60,13 +60,16 @@ class Worker:
     def _serve(self, engine: EngineLoop) -> None:
         while True:
             # With work at hand only look at the socket; without, sleep on it.
-            while self._socket.poll(0 if engine.has_work else None):
+            while self._socket.poll(0 if engine.has_work or engine.has_spare_work else None):
                 frame = wire.decode_to_worker(self._socket.recv())
                 if isinstance(frame, wire.Shutdown):
                     return
                 outputs = self._handle(engine, frame)
                 if outputs:
                     self._send(wire.Steps(tuple(outputs), engine.stats()))
+            if not engine.has_work:
+                engine.spare_step()
+                continue
             outputs = engine.step()
             if outputs:
                 self._send(wire.Steps(tuple(outputs), engine.stats()))

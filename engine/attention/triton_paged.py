@@ -134,6 +134,9 @@ class TritonPagedAttention:
                 None if norms is None else norms.key_weight,
                 0.0 if norms is None else norms.eps,
                 output,
+                # Between the plan and the first layer the embedding is looked up by an ordinary launch, which waits
+                # for all that came before; and decodes alone read no block that this step writes.
+                reads_early=plan.prefill is None,
             )
         if plan.prefill is not None:
             self._attend_prefill(plan.prefill, metadata, qkv, keys, values, output)
