@@ -53,8 +53,9 @@ class EngineLoop:
 
     def spare_step(self) -> None:
         """Capture one more graph that this model has needed, now or in an earlier run; some tens of milliseconds."""
-        if self._runner.captured is not None:
-            self._runner.captured.capture_wanted()
+        captured = self._runner.captured
+        if captured is not None and captured.has_wanted:
+            captured.capture_wanted()
 
     def submit(self, prompt: Prompt) -> None:
         """Queue a sequence.  Raises `InvalidParameter` or `ContextLengthExceeded` if it can never run."""
