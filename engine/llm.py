@@ -10,7 +10,7 @@ checkpoint directory, a GGUF file, or the name of an installed model.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -29,6 +29,9 @@ PromptInput = str | Sequence[int] | Mapping[str, Any]
 
 Conversation = Sequence[Mapping[str, Any]]
 """Messages with `role` and `content`."""
+
+OnProgress = Callable[[str, int, int], None]
+"""Called while the model loads: a short phrase, how much is done, and the total, which may be 0."""
 
 
 class LLM:
@@ -56,6 +59,7 @@ class LLM:
         device: str = "auto",
         num_threads: int | None = None,
         seed: int = 0,
+        on_progress: OnProgress = lambda stage, done, total: None,
     ) -> None:
         path = _find_model(model)
         config = EngineConfig(
@@ -75,7 +79,7 @@ class LLM:
             num_threads=num_threads,
             seed=seed,
         )
-        self._engine = EngineLoop(config)
+        self._engine = EngineLoop(config, on_progress)
         self._text = _open_text(path, load_format, self._engine.facts)
         self._sequence_ids = itertools.count(1)
         self._request_ids = itertools.count()
