@@ -2,9 +2,9 @@
 
 At so few rows a product costs what reading its weights costs, and on small models the gaps
 between kernels cost more; so the norm or the activation in front is recomputed by every program
-instead of being a kernel.  One row runs `skinny_vector`, more run `skinny_rows`.  Which sizes a
-program takes is fixed by `choose_tuning`, from benchmarks/kernels/linear_ops.py.  Called by
-`TritonOps`, which also decides when cuBLAS is the better choice.
+instead of being a kernel.  Up to four rows run `skinny_vector`, more run `skinny_rows`.  Which
+sizes a program takes is fixed by `choose_tuning`, from benchmarks/kernels/linear_ops.py.  Called
+by `TritonOps`, which also decides when cuBLAS is the better choice.
 """
 
 from __future__ import annotations
@@ -19,19 +19,21 @@ from engine.kernels.skinny_rows import skinny_rows_kernel
 from engine.kernels.skinny_vector import GATED, NORM, PLAIN, skinny_vector_kernel
 
 MAX_ROWS = 16
+MAX_VECTOR_ROWS = 4
 _ALIGNMENT = 8  # elements: rows of 16-bit weights begin on 16 bytes
 _REGISTERS_PER_SM = 65536
-_MAX_K = 32768  # beyond this one row's input no longer fits a program's registers
+_MAX_WARPS = 16
+_MAX_INPUT = 64  # elements of the input that a thread of `skinny_vector` holds
 
 
 @dataclass(frozen=True)
 class SkinnyTuning:
     """What one program takes.
 
-    `block_n` weight rows (for several input rows: 8, 16 or 32) with `num_warps` warps.  An SM is to hold
+    `block_n` weight rows (for more than four input rows: 8, 16 or 32) with `num_warps` warps.  An SM is to hold
     `programs_per_sm` programs, which share out its registers: with fewer registers the assembler delays
-    loads to their use.  One input row: when there are more tiles than fit at once, each program takes
-    several.  Several input rows: `steps` times 32 elements of K per warp are in flight at once.
+    loads to their use.  Up to four input rows: when there are more tiles than fit at once, each program takes
+    several.  More input rows: `steps` times 32 elements of K per warp are in flight at once.
     """
 
     block_n: int
@@ -48,30 +50,55 @@ class SkinnyTuning:
 def supports(hidden: torch.Tensor, weight: torch.Tensor) -> bool:
     """Whether `hidden` [T, ...] and `weight` [N, K] are in the reach of these kernels."""
     rows, size = hidden.shape[0], weight.shape[1]
-    if rows > MAX_ROWS or size % _ALIGNMENT or size > _MAX_K:
+    if rows > MAX_ROWS or size % _ALIGNMENT:
         return False
-    return rows == 1 or hidden.dtype != torch.float32
+    if rows <= MAX_VECTOR_ROWS:
+        return _padded_rows(rows) * _vectors_per_thread(size, _MAX_WARPS) * 8 <= _MAX_INPUT
+    return hidden.dtype != torch.float32
+
+
+def _padded_rows(num_rows: int) -> int:
+    """The number of rows that `skinny_vector` is compiled for: 1, 2 or 4."""
+    return 1 << (num_rows - 1).bit_length()
+
+
+def _vectors_per_thread(k: int, num_warps: int) -> int:
+    """How many times 8 elements of a row of K fall to one thread."""
+    return -(-k // (256 * num_warps))
 
 
 @cache
 def choose_tuning(num_rows: int, n: int, k: int, num_sms: int) -> SkinnyTuning:
     """The sizes for M = num_rows, weight [n, k], on a device of `num_sms` multiprocessors."""
-    return _tune_vector(n, k, num_sms) if num_rows == 1 else _tune_rows(num_rows, n, k, num_sms)
+    if num_rows > MAX_VECTOR_ROWS:
+        return _tune_rows(num_rows, n, k, num_sms)
+    return _tune_vector(_padded_rows(num_rows), n, k, num_sms)
 
 
-def _tune_vector(n: int, k: int, num_sms: int) -> SkinnyTuning:
+def _tune_vector(num_rows: int, n: int, k: int, num_sms: int) -> SkinnyTuning:
+    """All tiles at once if registers allow, else small tiles in a loop, of which two at a time are held."""
     if k > 8192:  # the prologue's work is per program: one large program per SM
-        return SkinnyTuning(block_n=2 if k <= 16384 else 1, num_warps=16, programs_per_sm=1)
-    num_warps = 4 if k <= 1024 or (k <= 4096 and k % 2048) else 8
-    # Up to 32 KB of weights per program keep memory busy; two programs per SM and more share it evenly.
-    block_n = 8
-    while block_n > 1 and (block_n * k > 16 * 1024 or -(-n // block_n) < 2 * num_sms - num_sms // 8):
+        return SkinnyTuning(block_n=2 if k * num_rows <= 16384 else 1, num_warps=16, programs_per_sm=1)
+    num_warps = 4 if k <= 2048 or (k <= 4096 and k % 2048) else 8
+    while num_rows * _vectors_per_thread(k, num_warps) * 8 > _MAX_INPUT:
+        num_warps *= 2
+    vectors = _vectors_per_thread(k, num_warps)
+
+    def resident(block_n: int, tiles: int) -> int:
+        """Programs that an SM has registers for: packed weights, input and sums in fp32, addresses."""
+        registers = 4 * block_n * vectors * tiles + 8 * num_rows * vectors + num_rows * block_n + 16
+        return max(_REGISTERS_PER_SM // (registers * num_warps * 32), 1)
+
+    # Up to 32 KB of weights per program keep memory busy, and every SM should have a program.
+    block_n = 8 if num_rows < 4 else 4
+    while block_n > 1 and (block_n * k > 16 * 1024 or -(-n // block_n) < num_sms - num_sms // 8):
         block_n //= 2
-    num_tiles = -(-n // block_n)
-    tiles_per_sm = -(-num_tiles // num_sms)
-    # All tiles at once where registers allow; a loop over tiles holds two of them at times and needs more registers.
-    looped, most = (5, 6) if num_warps == 4 else (2, 3)
-    return SkinnyTuning(block_n, num_warps, max(looped, tiles_per_sm) if tiles_per_sm <= most else looped)
+    tiles_per_sm = -(-n // (block_n * num_sms))
+    if tiles_per_sm <= resident(block_n, 1):
+        return SkinnyTuning(block_n, num_warps, max(tiles_per_sm, 16 // num_warps))
+    while block_n > 1 and block_n * vectors > 4:
+        block_n //= 2
+    return SkinnyTuning(block_n, num_warps, resident(block_n, 2))
 
 
 def _tune_rows(num_rows: int, n: int, k: int, num_sms: int) -> SkinnyTuning:
@@ -102,7 +129,7 @@ def norm_skinny_linear(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`Ops.norm_linear` for T <= 16 rows [T, K]: the output [T, N] and hidden + residual [T, K].
 
-    Several rows need bfloat16's range (or fp32's): there the norm's scale is applied after the product.
+    More than four rows need bfloat16's range: there the norm's scale is applied after the product.
     """
     out = torch.empty((hidden.shape[0], weight.shape[0]), dtype=hidden.dtype, device=hidden.device)
     total = hidden if residual is None else torch.empty_like(hidden)
@@ -136,7 +163,7 @@ def _launch(
     num_sms = num_multiprocessors(device)
     chosen = tuning or choose_tuning(num_rows, n, k, num_sms)
     num_tiles = -(-n // chosen.block_n)
-    if num_rows > 1:
+    if num_rows > MAX_VECTOR_ROWS:
         skinny_rows_kernel[(num_tiles,)](
             x, residual, norm_weight, weight, bias, out, total, num_rows, n, eps,
             K=k, PROLOGUE=prologue, BLOCK_N=chosen.block_n, WARPS=chosen.num_warps, STEPS=chosen.steps,
@@ -146,8 +173,9 @@ def _launch(
         return
     tiles_per_program = -(-num_tiles // (num_sms * chosen.programs_per_sm))
     skinny_vector_kernel[(-(-num_tiles // tiles_per_program),)](
-        x, residual, norm_weight, weight, bias, out, total, n, eps, tiles_per_program,
-        K=k, PROLOGUE=prologue, BLOCK_N=chosen.block_n, BLOCK_K=256 * chosen.num_warps, LOOP=tiles_per_program > 1,
-        RAGGED=n % chosen.block_n != 0, PDL=supports_pdl(device), num_warps=chosen.num_warps,
+        x, residual, norm_weight, weight, bias, out, total, num_rows, n, eps, tiles_per_program,
+        K=k, PROLOGUE=prologue, ROWS=_padded_rows(num_rows), BLOCK_N=chosen.block_n, BLOCK_K=256 * chosen.num_warps,
+        LOOP=tiles_per_program > 1, RAGGED=n % chosen.block_n != 0, PDL=supports_pdl(device),
+        num_warps=chosen.num_warps,
         maxnreg=chosen.num_registers, **pdl_options(device),
     )  # fmt: skip

@@ -1,9 +1,9 @@
-"""The product of one row with a weight matrix, bound by reading the weights: a Triton kernel.
+"""The product of one to four rows with a weight matrix, bound by reading the weights: a Triton kernel.
 
 A program owns BLOCK_N rows of the weight and all of K.  It asks for its first weights before it
 waits for the kernel that makes its input (see `engine.kernels.launch`), so that they arrive while
 that one ends; with more tiles than programs it asks for the next tile before it reduces the
-current one.  Products are fp32 on the ordinary cores: one row leaves the matrix units nothing to
+current one.  Products are fp32 on the ordinary cores: so few rows leave the matrix units little to
 do.  The input is made in registers by one of three prologues: as it is, add and RMS norm, or the
 gated activation.  Launched by `engine.kernels.skinny_linear`.
 """
@@ -47,24 +47,32 @@ def _load_weights(
 
 
 @triton.jit
-def _load_vector(ptr, K: tl.constexpr, BLOCK_K: tl.constexpr):
-    """K elements as ceil(K / BLOCK_K) tensors [BLOCK_K], zeros beyond K."""
+def _load_vectors(ptr, M, STRIDE: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr, ROWS: tl.constexpr):
+    """ROWS vectors of K elements, row after row as ceil(K / BLOCK_K) tensors [BLOCK_K] each, zeros beyond K.
+
+    Rows at or beyond M repeat the last one.
+    """
     parts: tl.tuple = ()
-    for step in tl.static_range((K + BLOCK_K - 1) // BLOCK_K):
-        k = step * BLOCK_K + tl.arange(0, BLOCK_K)
-        if (step + 1) * BLOCK_K > K:
-            parts += (tl.load(ptr + k, mask=k < K, other=0.0),)
-        else:
-            parts += (tl.load(ptr + k),)
+    for row in tl.static_range(ROWS):
+        start = ptr + (tl.minimum(row, M - 1) * STRIDE if row > 0 else 0)
+        for step in tl.static_range((K + BLOCK_K - 1) // BLOCK_K):
+            k = step * BLOCK_K + tl.arange(0, BLOCK_K)
+            if (step + 1) * BLOCK_K > K:
+                parts += (tl.load(start + k, mask=k < K, other=0.0),)
+            else:
+                parts += (tl.load(start + k),)
     return parts
 
 
 @triton.jit
-def _store_vector(ptr, parts, end, num_steps: tl.constexpr, BLOCK_K: tl.constexpr):
-    """The first `end` elements of what `_load_vector` reads."""
-    for step in tl.static_range(num_steps):
-        k = step * BLOCK_K + tl.arange(0, BLOCK_K)
-        tl.store(ptr + k, parts[step], mask=k < end)
+def _store_vectors(ptr, parts, num_rows, K: tl.constexpr, BLOCK_K: tl.constexpr, ROWS: tl.constexpr):
+    """The first `num_rows` of what `_load_vectors` reads with a stride of K."""
+    num_steps: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
+    for row in tl.static_range(ROWS):
+        end = tl.where(row < num_rows, K, 0)
+        for step in tl.static_range(num_steps):
+            k = step * BLOCK_K + tl.arange(0, BLOCK_K)
+            tl.store(ptr + row * K + k, parts[row * num_steps + step], mask=k < end)
 
 
 @triton.jit
@@ -88,47 +96,74 @@ def add_parts(left, right, num_steps: tl.constexpr):
 
 
 @triton.jit
-def _scale(parts, gains, num_steps: tl.constexpr):
-    """Products part by part, in fp32."""
+def _multiply(parts, gains, num_steps: tl.constexpr, ROWS: tl.constexpr):
+    """The parts of each row times `gains`, in fp32."""
     products: tl.tuple = ()
-    for step in tl.static_range(num_steps):
-        products += (parts[step].to(tl.float32) * gains[step].to(tl.float32),)
+    for part in tl.static_range(ROWS * num_steps):
+        products += (parts[part].to(tl.float32) * gains[part % num_steps].to(tl.float32),)
     return products
 
 
 @triton.jit
-def _sum_of_squares(parts, num_steps: tl.constexpr, BLOCK_K: tl.constexpr):
-    squares = tl.zeros((BLOCK_K // 8,), tl.float32)
-    for step in tl.static_range(num_steps):
-        value = parts[step].to(tl.float32)
-        squares += tl.sum(tl.reshape(value * value, (BLOCK_K // 8, 8)), 1)
-    return tl.sum(squares)
+def _inverse_norms(parts, eps, K: tl.constexpr, BLOCK_K: tl.constexpr, ROWS: tl.constexpr):
+    """1 / sqrt(mean(x²) + eps) of each row: a scalar, or [ROWS]."""
+    num_steps: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
+    partials: tl.tuple = ()
+    for row in tl.static_range(ROWS):
+        squares = tl.zeros((BLOCK_K // 8,), tl.float32)
+        for step in tl.static_range(num_steps):
+            value = parts[row * num_steps + step].to(tl.float32)
+            squares += tl.sum(tl.reshape(value * value, (BLOCK_K // 8, 8)), 1)
+        partials += (squares,)
+    sums = tl.sum(_side_by_side(partials, ROWS), 0)
+    if ROWS > 1:
+        sums = tl.reshape(sums, (ROWS,))
+    return tl.rsqrt(sums / K + eps)
 
 
 @triton.jit
-def _dot(weights, x, K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
-    """Products summed in groups of 8 along K, which one thread holds: [BLOCK_N, BLOCK_K / 8] fp32."""
-    partial = tl.zeros((BLOCK_N, BLOCK_K // 8), tl.float32)
-    for step in tl.static_range((K + BLOCK_K - 1) // BLOCK_K):
-        products = weights[step].to(tl.float32) * x[step].to(tl.float32)[None, :]
-        partial += tl.sum(tl.reshape(products, (BLOCK_N, BLOCK_K // 8, 8)), 2)
-    return partial
+def _side_by_side(parts, ROWS: tl.constexpr):
+    """Two tensors of one shape along a new last axis, four along two, one as it is."""
+    if ROWS == 1:
+        joined = parts[0]
+    elif ROWS == 2:
+        joined = tl.join(parts[0], parts[1])
+    else:
+        joined = tl.join(tl.join(parts[0], parts[2]), tl.join(parts[1], parts[3]))
+    return joined
+
+
+@triton.jit
+def _dots(weights, x, K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, ROWS: tl.constexpr):
+    """Products of each row, partly summed over K: [BLOCK_N, BLOCK_K / 8, ...] fp32, rows as in `_side_by_side`."""
+    num_steps: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
+    partials: tl.tuple = ()
+    for row in tl.static_range(ROWS):
+        # In groups of 8 along K, which one thread holds.
+        partial = tl.zeros((BLOCK_N, BLOCK_K // 8), tl.float32)
+        for step in tl.static_range(num_steps):
+            products = weights[step].to(tl.float32) * x[row * num_steps + step].to(tl.float32)[None, :]
+            partial += tl.sum(tl.reshape(products, (BLOCK_N, BLOCK_K // 8, 8)), 2)
+        partials += (partial,)
+    return _side_by_side(partials, ROWS)
 
 
 @triton.jit
 def skinny_vector_kernel(
-    x_ptr,  # [K]; gate and up [2 K] if GATED
-    residual_ptr,  # [K] or None
+    x_ptr,  # [M, K]; gate and up [M, 2 K] if GATED
+    residual_ptr,  # [M, K] or None
     norm_ptr,  # [K] if NORM
     w_ptr,  # [N, K]
     bias_ptr,  # [N] or None
-    out_ptr,  # [N]
-    total_ptr,  # [K] with a residual
+    out_ptr,  # [M, N]
+    total_ptr,  # [M, K] with a residual
+    M,
     N,
     eps,
     tiles_per_program,
     K: tl.constexpr,
     PROLOGUE: tl.constexpr,
+    ROWS: tl.constexpr,  # 1, 2 or 4; M or the next above
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     LOOP: tl.constexpr,
@@ -139,36 +174,48 @@ def skinny_vector_kernel(
         tl.extra.cuda.gdc_launch_dependents()
     tile = tl.program_id(0)
     num_steps: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
+    stride: tl.constexpr = 2 * K if PROLOGUE == GATED else K
     weights = _load_weights(w_ptr, tile, N, K, BLOCK_N, BLOCK_K, RAGGED)
     if PROLOGUE == NORM:
-        gains = _load_vector(norm_ptr, K, BLOCK_K)
+        gains = _load_vectors(norm_ptr, 1, K, K, BLOCK_K, 1)
     if PDL:
         tl.extra.cuda.gdc_wait()
 
-    x = _load_vector(x_ptr, K, BLOCK_K)
+    x = _load_vectors(x_ptr, M, stride, K, BLOCK_K, ROWS)
     second = x
     if PROLOGUE == GATED:
-        second = _load_vector(x_ptr + K, K, BLOCK_K)
+        second = _load_vectors(x_ptr + K, M, stride, K, BLOCK_K, ROWS)
     if PROLOGUE == NORM and residual_ptr is not None:
-        second = _load_vector(residual_ptr, K, BLOCK_K)
+        second = _load_vectors(residual_ptr, M, stride, K, BLOCK_K, ROWS)
     scale = 1.0
     if PROLOGUE == GATED:
         # Through a loop the products stay packed, for half the registers; for one tile rounding is but work.
-        x = gate_parts(x, second, num_steps, x_ptr.dtype.element_ty if LOOP else tl.float32)
+        x = gate_parts(x, second, ROWS * num_steps, x_ptr.dtype.element_ty if LOOP else tl.float32)
     if PROLOGUE == NORM:
         if residual_ptr is not None:
-            x = add_parts(x, second, num_steps)
-            _store_vector(total_ptr, x, tl.where(tile == 0, K, 0), num_steps, BLOCK_K)
-        scale = tl.rsqrt(_sum_of_squares(x, num_steps, BLOCK_K) / K + eps)
-        x = _scale(x, gains, num_steps)
+            x = add_parts(x, second, ROWS * num_steps)
+            _store_vectors(total_ptr, x, tl.where(tile == 0, M, 0), K, BLOCK_K, ROWS)
+        scale = _inverse_norms(x, eps, K, BLOCK_K, ROWS)
+        x = _multiply(x, gains, num_steps, ROWS)
 
     for _ in range(tiles_per_program if LOOP else 1):
-        rows = tile * BLOCK_N + tl.arange(0, BLOCK_N)
-        partial = _dot(weights, x, K, BLOCK_N, BLOCK_K)
+        column = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+        partial = _dots(weights, x, K, BLOCK_N, BLOCK_K, ROWS)
         if LOOP:
             tile += tl.num_programs(0)
             weights = _load_weights(w_ptr, tile, N, K, BLOCK_N, BLOCK_K, True)
-        result = tl.sum(partial, 1) * scale
+        result = tl.sum(partial, 1)
+        if ROWS > 1:
+            result = tl.reshape(result, (BLOCK_N, ROWS))
+        result *= scale
+        pointers = out_ptr + column
+        present = column < N
+        bias = tl.zeros((BLOCK_N,), tl.float32)
         if bias_ptr is not None:
-            result += tl.load(bias_ptr + rows, mask=rows < N, other=0.0).to(tl.float32)
-        tl.store(out_ptr + rows, result.to(out_ptr.dtype.element_ty), mask=rows < N)
+            bias = tl.load(bias_ptr + column, mask=present, other=0.0).to(tl.float32)
+        if ROWS > 1:
+            row = tl.arange(0, ROWS)[None, :]
+            pointers = pointers[:, None] + row * N
+            present = present[:, None] & (row < M)
+            bias = bias[:, None]
+        tl.store(pointers, (result + bias).to(out_ptr.dtype.element_ty), mask=present)

@@ -15,7 +15,7 @@ from engine.kernels.skinny_linear import gated_skinny_linear, norm_skinny_linear
 
 # Above these row counts a norm or activation recomputed by every program costs more than its own kernel,
 # and cuBLAS reads the weights as fast as the kernels here.
-_MAX_FUSED_ROWS = 2
+_MAX_FUSED_ROWS = 4
 _MAX_SKINNY_ROWS = 8
 
 
@@ -31,7 +31,7 @@ class TritonOps:
         weight: torch.Tensor,
         bias: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        if _may_fuse(hidden, weight) and (hidden.shape[0] == 1 or hidden.dtype == torch.bfloat16):
+        if _may_fuse(hidden, weight):
             return norm_skinny_linear(hidden, residual, norm_weight, eps, weight, bias)
         normed, total = add_rms_norm(hidden, residual, norm_weight, eps)
         return self.linear(normed, weight, bias), total
