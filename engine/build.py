@@ -7,7 +7,6 @@ Here "auto" becomes something, and the byte budget becomes blocks.  Called once 
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -28,6 +27,7 @@ from engine.loading.loader import load_model, weight_bytes
 from engine.models.config import DecoderConfig
 from engine.models.decoder import DecoderModel
 from engine.runner import device as devices
+from engine.runner.graph_ladder import PROMPT_SIZES, decode_sizes
 from engine.runner.graph_sizes import GraphSizeMemory
 from engine.runner.kernel_cache import use_kernel_cache
 from engine.runner.largest_step import largest_step
@@ -47,8 +47,7 @@ CPU_MAX_CACHE_BYTES = 4 * GIB
 GRAPH_BYTES = 8 * MIB
 """What the driver keeps for one captured graph of a few hundred kernels."""
 DRIVER_BYTES = 768 * MIB
-NUM_GRAPHS = 32
-"""About as many as there are sizes; see `engine.runner.captured_steps`."""
+"""The most that a device is taken to have in use for the driver alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +106,7 @@ def _prepare_device(config: EngineConfig, device: torch.device) -> Path | None:
     if device.type != "cuda":
         return None
     # Steps of changing size would leave holes between fixed segments, which the budget has no room for.
-    os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+    torch.cuda.memory._set_allocator_settings("expandable_segments:True")
     return use_kernel_cache(Path(config.cache_dir) if config.cache_dir else None, device)
 
 
@@ -165,10 +164,10 @@ def _memory_use(
 ) -> MemoryUse:
     """What the engine holds besides its KV cache: measured on a GPU, by running the largest step; else estimated."""
     weights = _weight_bytes(model)
-    logits = limits.max_num_seqs * model.config.vocab_size
     if device.type != "cuda":
         # Activations of the widest layer, two of them alive at a time, and logits with two copies for filtering.
         widths = 2 * model.config.intermediate_size + model.config.hidden_size
+        logits = limits.max_num_seqs * model.config.vocab_size
         return MemoryUse(weights, workspace_peak=4 * limits.max_num_batched_tokens * widths + 3 * 4 * logits)
 
     attention.allocate(1)
@@ -178,11 +177,20 @@ def _memory_use(
     peak = devices.workspace_peak_bytes(device, lambda: _run(runner, batch))
     held = torch.cuda.memory_allocated(device) - weights
     rows = 4 * limits.max_num_seqs * (limits.max_model_len + limits.max_model_len // config.block_size)
-    # Captured batches keep their logits; other activations of a decode are small beside them.
-    graphs = NUM_GRAPHS * GRAPH_BYTES + 2 * model.dtype.itemsize * logits
+    graphs = _graph_bytes(model, limits.max_num_seqs)
     # What is in use on a device that nobody uses is the driver's own, and part of what others see in use.
     outside = devices.measure_outside_bytes(device, in_use_before) + min(in_use_before or 0, DRIVER_BYTES)
     return MemoryUse(weights, peak + held + rows, graphs, outside)
+
+
+def _graph_bytes(model: DecoderModel, max_num_seqs: int) -> int:
+    """What the graphs of all sizes keep: each its own logits, and together the activations of the largest."""
+    sizes = decode_sizes(max_num_seqs)
+    logits = (sum(sizes) + len(PROMPT_SIZES)) * model.config.vocab_size
+    config = model.config
+    widths = 3 * config.intermediate_size + 4 * config.hidden_size + 3 * config.num_heads * config.head_dim
+    activations = max(*sizes, *PROMPT_SIZES) * widths
+    return (len(sizes) + len(PROMPT_SIZES)) * GRAPH_BYTES + (logits + activations) * model.dtype.itemsize
 
 
 def _run(runner: ModelRunner, batch: ScheduledBatch) -> None:

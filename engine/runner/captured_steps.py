@@ -16,12 +16,9 @@ import torch
 from engine.attention.backend import AttentionBackend, AttentionMetadata
 from engine.core.batch import ScheduledBatch
 from engine.kernels.greedy import greedy_append
-from engine.runner.graph_ladder import GraphLadder, Outputs
+from engine.runner.graph_ladder import PROMPT_SIZES, GraphLadder, Outputs, decode_sizes
 from engine.runner.model_input import describe_sequences
 from engine.runner.rows import RowTable
-
-DECODE_SIZES = (1, 2, 4, 8, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256)
-PROMPT_SIZES = (16, 32, 64, 128, 256, 384, 512, 768, 1024)
 
 _PADDING = np.array([-1, 0, 1, 0], dtype=np.int32)[:, None]  # row, first position, number of tokens, flat index
 _PROMPT_HEADER = 9  # two sequences, the prompt and its padding, and the index of the prompt's last token
@@ -46,9 +43,8 @@ class CapturedSteps:
         self._rows = rows
         max_num_seqs, max_len = rows.token_ids.shape
         pool = torch.cuda.graph_pool_handle()
-        self.decodes = GraphLadder(
-            "decodes", decode_sizes(max_num_seqs), self._decode, _idle_decodes, rows.device, pool
-        )
+        sizes = decode_sizes(max_num_seqs)
+        self.decodes = GraphLadder("decodes", sizes, self._decode, _idle_decodes, rows.device, pool)
         prompt_sizes = [size for size in PROMPT_SIZES if size <= max_len]
         self.prompts = GraphLadder("a prompt", prompt_sizes, self._prompt, self._idle_prompt, rows.device, pool)
 
@@ -150,11 +146,6 @@ class CapturedSteps:
         inputs = np.empty(_PROMPT_HEADER + self._attention.prompt_tiles(size, 0, size).size, dtype=np.int32)
         self._fill_prompt(inputs, size, row=-1, start=0, num_tokens=size)
         return inputs
-
-
-def decode_sizes(max_num_seqs: int) -> list[int]:
-    """The sizes that decodes of up to `max_num_seqs` sequences are padded to."""
-    return [size for size in DECODE_SIZES if size < max_num_seqs] + [min(max_num_seqs, DECODE_SIZES[-1])]
 
 
 def _idle_decodes(size: int) -> np.ndarray:

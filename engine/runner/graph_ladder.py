@@ -21,6 +21,17 @@ import torch
 
 log = logging.getLogger(__name__)
 
+DECODE_SIZES = (1, 2, 4, 8, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256)
+"""Sequences that a step of decodes alone is padded to."""
+PROMPT_SIZES = (16, 32, 64, 128, 256, 384, 512, 768, 1024)
+"""Tokens that a prompt alone is padded to."""
+
+
+def decode_sizes(max_num_seqs: int) -> list[int]:
+    """The sizes that decodes of up to `max_num_seqs` sequences are padded to."""
+    return [size for size in DECODE_SIZES if size < max_num_seqs] + [min(max_num_seqs, DECODE_SIZES[-1])]
+
+
 Outputs = tuple[torch.Tensor, torch.Tensor]
 Forward = Callable[[torch.Tensor, int], Outputs]
 """(input int32 [n] on the device, size) -> the step's outputs."""
@@ -41,9 +52,9 @@ class _Captured:
 class GraphLadder:
     """Graphs of one function for a ladder of sizes.
 
-    `name` is for the log; `pool` is a `torch.cuda.graph_pool_handle`; `forward` is what is captured; `idle_input` gives, for a size, an input that is
-    valid and changes nothing.  Outputs lie in buffers that the next replay overwrites: use them on the
-    current stream before it.
+    `name` is for the log; `pool` is a `torch.cuda.graph_pool_handle`; `forward` is what is captured;
+    `idle_input` gives, for a size, an input that is valid and changes nothing.  Outputs lie in buffers that
+    the next replay overwrites: use them on the current stream before it.
     """
 
     def __init__(
@@ -63,6 +74,7 @@ class GraphLadder:
         self._pool = pool
         self._captured: dict[int, _Captured] = {}
         self._wanted: set[int] = set()
+        self._is_full = False
         self.on_capture: Callable[[int], None] = lambda size: None
 
     @property
@@ -76,7 +88,9 @@ class GraphLadder:
 
     def capture_wanted(self) -> None:
         """Capture the largest wanted size, whose memory serves the smaller ones too; some tens of milliseconds."""
-        self._capture(max(self._wanted))
+        size = max(self._wanted)
+        self._wanted.discard(size)
+        self._capture(size)
 
     def size_for(self, count: int) -> int | None:
         """The size that `count` is padded to; None when it is beyond the ladder."""
@@ -88,24 +102,34 @@ class GraphLadder:
         captured = self._captured.get(size)
         if captured is None:
             if size not in self._wanted:
-                self._wanted.add(size)
+                if not self._is_full:
+                    self._wanted.add(size)
                 return None
+            self._wanted.discard(size)
             captured = self._capture(size)
+            if captured is None:
+                return None
         host = torch.empty(captured.inputs.shape, dtype=torch.int32, pin_memory=True)
         fill(host.numpy())
         return captured.replay(host)
 
-    def _capture(self, size: int) -> _Captured:
+    def _capture(self, size: int) -> _Captured | None:
+        """Capture `size`; None when memory does not suffice, and then no more is tried."""
         started = time.perf_counter()
         inputs = torch.from_numpy(self._idle_input(size)).to(self._device)
-        # Once outside the graph, so that libraries load and kernels compile.
-        self._forward(inputs, size)
-        torch.cuda.synchronize(self._device)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            outputs = self._forward(inputs, size)
+        try:
+            # Once outside the graph, so that libraries load and kernels compile.
+            self._forward(inputs, size)
+            torch.cuda.synchronize(self._device)
+            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+                outputs = self._forward(inputs, size)
+        except torch.cuda.OutOfMemoryError:
+            log.warning("No memory for the graph of %s %d; such steps go on without one.", self.name, size)
+            self._is_full = True
+            self._wanted.clear()
+            return None
         captured = self._captured[size] = _Captured(graph, inputs, outputs)
-        self._wanted.discard(size)
         milliseconds = 1e3 * (time.perf_counter() - started)
         log.info("captured the graph of %s %d in %.0f ms", self.name, size, milliseconds)
         self.on_capture(size)
