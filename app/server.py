@@ -8,6 +8,7 @@ processes.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import signal
 import socket
@@ -163,6 +164,8 @@ def serve(settings: Settings, parts: Parts | None = None) -> None:
         for ending in (signal.SIGINT, signal.SIGTERM):
             signal.signal(ending, lambda *_: None)
         logger.info("Quire %s listens on http://%s:%d", VERSION, settings.host, port)
+        # What the imports and the routes made stays for good; going through it would stall every stream.
+        gc.freeze()
         server.run(sockets=[listener])
         logger.info("Stopped")
 
