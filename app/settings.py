@@ -54,7 +54,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     device: str = "auto"
     load_format: LoadFormat = "auto"
     max_model_len: int | None = None
-    max_num_seqs: int = 64
+    max_num_seqs: int | None = None
     gpu_memory_utilization: float = 0.9
     num_threads: int | None = None
 

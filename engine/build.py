@@ -141,7 +141,8 @@ def _limits(config: EngineConfig, model_config: DecoderConfig, device: torch.dev
     token_budget = config.max_num_batched_tokens or _default_token_budget(device)
     if not config.enable_chunked_prefill:
         token_budget = max(token_budget, max_model_len)
-    return _Limits(max_model_len, config.max_num_seqs, token_budget)
+    max_num_seqs = config.max_num_seqs or (256 if device.type == "cuda" else 64)
+    return _Limits(max_model_len, max_num_seqs, token_budget)
 
 
 def _default_token_budget(device: torch.device) -> int:
@@ -245,10 +246,10 @@ def _runner(
 def _remember_graphs(
     captured: CapturedSteps, memory: GraphSizeMemory, model: str, dtype: torch.dtype, device: torch.device
 ) -> None:
-    """Want the sizes that were used before, and note the new ones."""
+    """Want the sizes that were used before, or at first the usual ones, and note the new ones."""
     for ladder in captured.ladders:
         key = GraphSizeMemory.key(f"{ladder.name} of {model}", str(dtype), torch.cuda.get_device_name(device))
-        ladder.want(memory.load(key))
+        ladder.want(memory.load(key) or ladder.default_sizes)
         ladder.on_capture = partial(_remember, memory, key)
 
 

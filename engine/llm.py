@@ -48,7 +48,7 @@ class LLM:
         dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto",
         load_format: LoadFormat = "auto",
         max_model_len: int | None = None,
-        max_num_seqs: int = 64,
+        max_num_seqs: int | None = None,
         max_num_batched_tokens: int | None = None,
         gpu_memory_utilization: float = 0.9,
         num_kv_blocks: int | None = None,

@@ -22,6 +22,10 @@ from engine.core.batch import ScheduledBatch
 from engine.runner.model_runner import PendingStep
 
 WARM_UP_SEQUENCE_ID = 0
+PLAIN = SamplingParams(temperature=0.0)
+EVERY_WAY = SamplingParams(
+    temperature=0.8, top_k=20, top_p=0.9, min_p=0.1, seed=0, repetition_penalty=1.1, logit_bias={0: 1.0}, logprobs=1
+)
 
 
 class EngineLoop:
@@ -93,8 +97,12 @@ class EngineLoop:
         return self._scheduler.commit(oldest, pending.wait())
 
     def _warm_up(self) -> None:
-        """Produce two real tokens, so that "ready" means that a prompt and a decode have run."""
-        self.submit(Prompt(WARM_UP_SEQUENCE_ID, (0,), 2, SamplingParams(temperature=0.0)))
-        while self.has_work:
-            self.step()
+        """Produce real tokens, so that "ready" means that the whole path has run.
+
+        Where kernels are compiled, one of the tokens is drawn in every way that there is, so that nobody waits later.
+        """
+        for sampling in (PLAIN, EVERY_WAY) if self._runner.compiles else (PLAIN,):
+            self.submit(Prompt(WARM_UP_SEQUENCE_ID, (0,), 2, sampling))
+            while self.has_work:
+                self.step()
         self._scheduler.reset_stats()

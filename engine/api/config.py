@@ -22,7 +22,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     `memory_budget_bytes` is the absolute share of the device this engine may use; None
     lets the engine take `gpu_memory_utilization` of the device's total.
     `num_kv_blocks` overrides the size computed from the budget.
-    `max_num_batched_tokens` is the token budget of one step; None chooses by device.
+    `max_num_seqs` (sequences) and `max_num_batched_tokens` bound one step; None chooses by device.
     `enable_cuda_graphs` captures decode steps on NVIDIA GPUs; without, every kernel is launched by itself.
     `cache_dir` is where compiled kernels and the like are kept between starts; None means the user's data root.
     """
@@ -32,7 +32,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     load_format: LoadFormat = "auto"
     device: str = "auto"
     max_model_len: int | None = None
-    max_num_seqs: int = 64
+    max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
     gpu_memory_utilization: float = 0.9
     memory_budget_bytes: int | None = None

@@ -1,9 +1,9 @@
 """How a decode step's contexts are cut into the items that the programs of decode attention handle.
 
-The cut is made on the device, once per step, so that a captured graph serves any context lengths: sequences are cut
-into items of about equal length, of which there are about as many as the GPU needs to be busy, however many
-sequences there are and however long the longest is.  Also holds the launch parameters and the memory that the plan
-and the attention share.  Called by the Triton attention backend and by engine/kernels/decode_attention.py.
+The cut is made on the device, once per step, so that a captured graph serves any context lengths.  The plan kernel
+estimates what each of several cuts would take: reading, starting programs in as many waves as they need, putting
+items together again; and takes the best.  Also holds the launch parameters and the memory that the plan and the
+attention share.  Called by the Triton attention backend and by engine/kernels/decode_attention.py.
 """
 
 from __future__ import annotations
@@ -20,6 +20,14 @@ from engine.kernels.launch import num_multiprocessors, pdl_options, supports_pdl
 # One item: sequence (-1: unused), first token, end, line of its block table, its sequence's first item and
 # number of items, whether it holds the newest token, and one word to spare: 32 bytes, one memory sector.
 ITEM_FIELDS = 8
+COMBINED_ELEMENTS = 8192  # partial results that the combination holds in registers at a time
+
+_BYTES_PER_US = 4.3e6  # what an H200 reads; other devices differ by less than the estimate errs
+_REGISTERS_PER_MULTIPROCESSOR = 65536
+_NUM_CUTS = tl.constexpr(32)
+_CUTS_PER_DOUBLING = tl.constexpr(4)
+_UNEVENNESS = tl.constexpr(0.03)  # of programs that read equally much, the last takes so much longer than the mean
+_SEQUENCES_PER_PROGRAM = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,24 +36,39 @@ class DecodeTuning:
 
     tile: int = 64  # tokens read at a time; a power of two, at least 16
     num_warps: int = 4
-    num_stages: int = 4  # tiles on their way or in use, plus one
-    programs_per_multiprocessor: int = 4  # the parallelism aimed at when sequences are few
-    items_per_sequence: int = 2  # the number aimed at when sequences are many: evens out ragged contexts
+    num_stages: int = 2  # tiles on their way or in use, plus one
+    programs_per_multiprocessor: int = 4  # that run at once; they share out its registers
     holds_first_tile: bool = False  # requests the first tile of an item before the query: for short items
+    busy_programs: int = 2  # per multiprocessor, that keep memory busy
+    spare_programs: int = 2  # per multiprocessor, beyond one for each sequence and KV head: bounds the cut
+    start_us: float = 3.0  # from a program's start until it reads at full rate
+    combine_us: float = 2.0  # from the last item's end to the output, for few items
 
-    def target_items(self, num_sequences: int, num_kv_heads: int, num_multiprocessors: int) -> int:
-        """Items that the contexts together are cut into, before each sequence's last is rounded up."""
-        filling = -(-self.programs_per_multiprocessor * num_multiprocessors // num_kv_heads)
-        return max(filling, self.items_per_sequence * num_sequences)
+    @property
+    def num_registers(self) -> int:
+        """Per thread, so that `programs_per_multiprocessor` fit."""
+        return min(_REGISTERS_PER_MULTIPROCESSOR // (self.programs_per_multiprocessor * self.num_warps * 32), 255)
+
+    def max_items(self, num_sequences: int, num_kv_heads: int, num_multiprocessors: int) -> int:
+        """The most items that the contexts are cut into: one each, and enough for the device to be busy."""
+        return num_sequences + -(-self.spare_programs * num_multiprocessors // num_kv_heads)
 
 
 def default_tuning(num_sequences: int, head_dim: int, dtype: torch.dtype) -> DecodeTuning:
     """The launch parameters for a batch; host-known figures only, so that a graph can be captured."""
     row_bytes = triton.next_power_of_2(head_dim) * dtype.itemsize
     largest_tile = max(16, min(64, 16384 // row_bytes))
-    if num_sequences <= 4:
-        return DecodeTuning(tile=min(32, largest_tile), holds_first_tile=True)
-    return DecodeTuning(tile=largest_tile, num_stages=3)
+    # Wide rows leave no registers for a fourth program.
+    programs = 4 if row_bytes <= 256 else 2
+    if num_sequences <= 16:
+        return DecodeTuning(
+            tile=min(32, largest_tile),
+            num_stages=3,
+            programs_per_multiprocessor=programs,
+            holds_first_tile=True,
+            spare_programs=4,
+        )
+    return DecodeTuning(tile=largest_tile, programs_per_multiprocessor=programs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +79,14 @@ class DecodeWorkspace:
     `partials`    float32 [max_items, H, D]      unnormalised output of each item
     `statistics`  float32 [max_items, 2, H]      maximum and sum of its softmax
     `counters`    int32 [max_num_seqs, Hkv]      items done; zero between launches
+    `token_bytes` is the size of a token's key and value in one KV head.
     """
 
     items: torch.Tensor
     partials: torch.Tensor
     statistics: torch.Tensor
     counters: torch.Tensor
+    token_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +111,7 @@ def allocate_workspace(
 
     def items_needed(num_sequences: int) -> int:
         chosen = tuning or default_tuning(num_sequences, head_dim, dtype)
-        return num_sequences + chosen.target_items(num_sequences, num_kv_heads, num_multiprocessors(device))
+        return chosen.max_items(num_sequences, num_kv_heads, num_multiprocessors(device))
 
     max_items = max(items_needed(num_sequences) for num_sequences in range(1, max_num_seqs + 1))
     return DecodeWorkspace(
@@ -94,6 +119,7 @@ def allocate_workspace(
         partials=torch.empty((max_items, num_heads, head_dim), dtype=torch.float32, device=device),
         statistics=torch.empty((max_items, 2, num_heads), dtype=torch.float32, device=device),
         counters=torch.zeros((max_num_seqs, num_kv_heads), dtype=torch.int32, device=device),
+        token_bytes=2 * head_dim * dtype.itemsize,
     )
 
 
@@ -102,26 +128,33 @@ def plan_decode(
 ) -> DecodePlan:
     """Cut the contexts of S decodes into items; one small kernel, no host synchronisation.
 
-    rows int32 [S], -1 for padding; context_lens int32 [S], the newest token included, 0 for padding.
+    rows int32 [S], -1 for padding; context_lens int32 [S], below 2**20, the newest token included, 0 for padding.
+    Longer items come first, so that shorter ones fill the gaps that they leave.
     Raises ValueError when the workspace is too small for S sequences.
     """
     num_sequences, device = rows.shape[0], rows.device
     max_num_seqs, num_kv_heads = workspace.counters.shape
-    target = tuning.target_items(num_sequences, num_kv_heads, num_multiprocessors(device))
-    max_items = num_sequences + target
+    num_sms = num_multiprocessors(device)
+    max_items = tuning.max_items(num_sequences, num_kv_heads, num_sms)
     if num_sequences > max_num_seqs or max_items > workspace.items.shape[0]:
         raise ValueError(f"The decode workspace is too small for {num_sequences} sequences in {max_items} items")
-    padded_sequences = max(16, triton.next_power_of_2(num_sequences))
-    items_per_program = max(32, min(256, 16384 // padded_sequences))
-    _plan_items[(triton.cdiv(max_items, items_per_program),)](
+    _, num_heads, head_dim = workspace.partials.shape
+    _plan_items[(triton.cdiv(num_sequences, _SEQUENCES_PER_PROGRAM),)](
         rows,
         context_lens,
         workspace.items,
         num_sequences,
-        target,
         max_items,
-        padded_sequences=padded_sequences,
-        items_per_program=items_per_program,
+        num_kv_heads,
+        tuning.programs_per_multiprocessor * num_sms,
+        tuning.busy_programs * num_sms,
+        workspace.token_bytes / _BYTES_PER_US,
+        tuning.start_us,
+        tuning.combine_us,
+        # Of many items a further load of results, about a microsecond, for as many as registers hold.
+        num_heads // num_kv_heads * head_dim / COMBINED_ELEMENTS,
+        padded_sequences=max(_SEQUENCES_PER_PROGRAM, triton.next_power_of_2(num_sequences)),
+        sequences_per_program=_SEQUENCES_PER_PROGRAM,
         tile=tuning.tile,
         item_fields=ITEM_FIELDS,
         pdl=supports_pdl(device),
@@ -132,53 +165,98 @@ def plan_decode(
 
 
 @triton.jit
-def _item_length(context, chunk, tile: tl.constexpr):
-    """Tokens per item when a context is cut into the fewest items of at most `chunk`, all about equal."""
+def _load_contexts(rows, context_lens, sequence, num_sequences):
+    row = tl.load(rows + sequence, mask=sequence < num_sequences, other=-1)
+    context = tl.load(context_lens + sequence, mask=sequence < num_sequences, other=0)
+    return row, tl.where(row >= 0, context, 0)
+
+
+@triton.jit
+def _cut(context, chunk, tile: tl.constexpr):
+    """Number and length of items, when a context is cut into the fewest of at most `chunk`, all about equal."""
     num_items = tl.maximum(tl.cdiv(context, chunk), 1)
-    return tl.maximum(tl.cdiv(context, num_items * tile), 1) * tile
+    length = tl.maximum(tl.cdiv(context, num_items * tile), 1) * tile
+    return tl.cdiv(context, length), length
 
 
-@triton.jit(do_not_specialize=["num_sequences", "target_items", "max_items"])
+@triton.jit
+def _choose_chunk(
+    context, max_items, num_kv_heads, num_slots, num_busy,
+    token_us, start_us, combine_us, combined_item_us, tile: tl.constexpr,
+):  # fmt: skip
+    """The largest number of tokens per item: that of the cut that takes the shortest time, by estimate.
+
+    `num_slots` programs run at once; `num_busy` of them read as fast as all.  Reading one token of one KV head
+    takes `token_us` when the whole device reads.
+    """
+    # The longest context in 1, 1.2, 1.4 ... 215 items; items of equal length.
+    longest = tl.maximum(tl.max(context), 1)
+    cut = tl.arange(0, _NUM_CUTS)
+    wanted = tl.ceil(longest * tl.exp2(cut * (-1.0 / _CUTS_PER_DOUBLING))).to(tl.int32)
+    most = tl.where(cut == 0, 1, tl.cdiv(longest, tl.maximum(wanted, 1)))
+    chunk = tl.cdiv(longest, most * tile) * tile
+
+    # ceil(context / chunk), in floating point: half a token more than needed makes up for rounding.
+    inverse = 1.0 / chunk.to(tl.float32)
+    count = tl.floor((context[None, :] + (chunk - 0.5)[:, None]) * inverse[:, None])
+    num_items = tl.sum(count, 1)
+    num_programs = tl.maximum(num_items, 1) * num_kv_heads
+    num_tokens = tl.sum(context.to(tl.float32)) * num_kv_heads
+    waves = tl.ceil(num_programs / num_slots)
+    # Programs of the last wave are faster when they are few, but not without limit.
+    last_wave = num_programs - (waves - 1) * num_slots
+    missing = tl.maximum(num_busy - last_wave, 0) * (num_tokens / num_programs)
+    read = tl.maximum(num_tokens + missing, 1.0 * chunk * num_busy)
+    read += _UNEVENNESS * chunk * tl.minimum(num_programs, num_slots)
+    largest_count = tl.cdiv(longest, chunk)
+    combine = tl.where(largest_count > 1, combine_us + largest_count * combined_item_us, 0)
+    cost = read * token_us + waves * start_us + combine
+    cost = tl.where((num_items <= max_items) | (cut == 0), cost, float("inf"))
+    return tl.max(tl.where(cost == tl.min(cost), chunk, 0))
+
+
+@triton.jit(do_not_specialize=["num_sequences", "max_items", "num_kv_heads", "num_slots", "num_busy"])
 def _plan_items(
-    rows,
-    context_lens,
-    items,
-    num_sequences,
-    target_items,
-    max_items,
-    padded_sequences: tl.constexpr,
-    items_per_program: tl.constexpr,
-    tile: tl.constexpr,
-    item_fields: tl.constexpr,
-    pdl: tl.constexpr,
-):
-    """Write the items of one program's share; every program repeats the small sums over all sequences."""
+    rows, context_lens, items, num_sequences, max_items, num_kv_heads, num_slots, num_busy,
+    token_us, start_us, combine_us, combined_item_us,
+    padded_sequences: tl.constexpr, sequences_per_program: tl.constexpr, tile: tl.constexpr,
+    item_fields: tl.constexpr, pdl: tl.constexpr,
+):  # fmt: skip
+    """Write the items of one program's sequences; every program repeats the estimates over all sequences."""
+    items_at_once: tl.constexpr = 32
+    unused_at_once: tl.constexpr = 128
     if pdl:
         gdc_launch_dependents()
         gdc_wait()
     sequence = tl.arange(0, padded_sequences)
-    row = tl.load(rows + sequence, mask=sequence < num_sequences, other=-1)
-    context = tl.load(context_lens + sequence, mask=row >= 0, other=0)
-    chunk = tl.maximum(tl.cdiv(tl.sum(context), target_items * tile), 1) * tile
-    end_item = tl.cumsum(tl.cdiv(context, _item_length(context, chunk, tile)))
+    owner = tl.program_id(0) * sequences_per_program + tl.arange(0, sequences_per_program)
+    _, context = _load_contexts(rows, context_lens, sequence, num_sequences)
+    row, own_context = _load_contexts(rows, context_lens, owner, num_sequences)
+    chunk = _choose_chunk(
+        context, max_items, num_kv_heads, num_slots, num_busy,
+        token_us, start_us, combine_us, combined_item_us, tile,
+    )  # fmt: skip
+    count, length = _cut(context, chunk, tile)
+    own_count, own_length = _cut(own_context, chunk, tile)
+    # Longest items first.
+    is_earlier = length[None, :] > own_length[:, None]
+    is_earlier |= (length[None, :] == own_length[:, None]) & (sequence[None, :] < owner[:, None])
+    first_item = tl.sum(tl.where(is_earlier, count[None, :], 0), 1)
 
-    item = tl.program_id(0) * items_per_program + tl.arange(0, items_per_program)
-    earlier = end_item[None, :] <= item[:, None]
-    owner = tl.sum(earlier.to(tl.int32), 1)
-    first_item = tl.max(tl.where(earlier, end_item[None, :], 0), 1)
-    used = owner < num_sequences
-    row = tl.load(rows + owner, mask=used, other=-1)
-    context = tl.load(context_lens + owner, mask=used, other=0)
-    length = _item_length(context, chunk, tile)
-    start = (item - first_item) * length
-    end = tl.minimum(start + length, context)
-
-    record = items + item * item_fields
-    tl.store(record, tl.where(used, owner, -1), mask=item < max_items)
-    used &= item < max_items
-    tl.store(record + 1, start, mask=used)
-    tl.store(record + 2, end, mask=used)
-    tl.store(record + 3, row, mask=used)
-    tl.store(record + 4, first_item, mask=used)
-    tl.store(record + 5, tl.cdiv(context, length), mask=used)
-    tl.store(record + 6, (end == context).to(tl.int32), mask=used)
+    for first in range(0, tl.max(own_count), items_at_once):
+        index = first + tl.arange(0, items_at_once)[None, :]
+        used = index < own_count[:, None]
+        start = index * own_length[:, None]
+        end = tl.minimum(start + own_length[:, None], own_context[:, None])
+        record = items + (first_item[:, None] + index) * item_fields
+        tl.store(record, owner[:, None] + index * 0, mask=used)
+        tl.store(record + 1, start, mask=used)
+        tl.store(record + 2, end, mask=used)
+        tl.store(record + 3, row[:, None] + index * 0, mask=used)
+        tl.store(record + 4, first_item[:, None] + index * 0, mask=used)
+        tl.store(record + 5, own_count[:, None] + index * 0, mask=used)
+        tl.store(record + 6, (end == own_context[:, None]).to(tl.int32), mask=used)
+    unused = tl.sum(count) + tl.program_id(0) * unused_at_once
+    for first in range(unused, max_items, tl.num_programs(0) * unused_at_once):
+        item = first + tl.arange(0, unused_at_once)
+        tl.store(items + item * item_fields, -1, mask=item < max_items)

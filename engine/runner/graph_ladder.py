@@ -78,6 +78,11 @@ class GraphLadder:
         self.on_capture: Callable[[int], None] = lambda size: None
 
     @property
+    def default_sizes(self) -> list[int]:
+        """What is worth capturing before anything is known: every size up to 16 times the smallest."""
+        return [size for size in self._ladder if size <= 16 * self._ladder[0]]
+
+    @property
     def has_wanted(self) -> bool:
         """Whether `capture_wanted` has anything left to do."""
         return bool(self._wanted)

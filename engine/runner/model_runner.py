@@ -67,6 +67,11 @@ class ModelRunner:
         self._seed = seed
         self.captured = captured
 
+    @property
+    def compiles(self) -> bool:
+        """Whether the first use of a kernel takes much longer than the next."""
+        return self._rows.device.type == "cuda"
+
     @torch.inference_mode()
     def launch(self, batch: ScheduledBatch) -> PendingStep:
         """Compute the batch; sequences that sample get their next token."""
