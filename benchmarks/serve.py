@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import statistics
 import sys
@@ -34,7 +35,7 @@ MAX_PROCESSES = 8
 def percentile(values: Sequence[float], percent: float) -> float:
     """The smallest value that `percent` of all values do not exceed."""
     ordered = sorted(values)
-    return ordered[max(0, min(len(ordered) - 1, round(percent / 100 * len(ordered) + 0.5) - 1))]
+    return ordered[max(0, math.ceil(percent / 100 * len(ordered)) - 1)]
 
 
 def summarise(timings: Sequence[Timing], offline_rate: float | None = None) -> dict[str, Any]:
