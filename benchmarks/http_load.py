@@ -150,7 +150,7 @@ async def _run_streams(target: Target, streams: Sequence[Stream], seed: int, pip
 async def _run_stream(
     target: Target, connection: StreamConnection | None, requests: Sequence[bytes], due_s: Sequence[float]
 ) -> list[Timing]:
-    timings = []
+    timings: list[Timing] = []
     for request, at_s in zip(requests, due_s, strict=True):
         await asyncio.sleep(max(0.0, at_s - time.perf_counter()))
         # In a closed loop the next request is due when the last one has ended.
@@ -165,7 +165,7 @@ async def _run_stream(
 async def _connect(target: Target) -> StreamConnection:
     address = urlsplit(target.base_url)
     loop = asyncio.get_running_loop()
-    _, connection = await loop.create_connection(StreamConnection, address.hostname, address.port or 80)
+    _, connection = await loop.create_connection(StreamConnection, address.hostname or "127.0.0.1", address.port or 80)
     return connection
 
 
