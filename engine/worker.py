@@ -27,6 +27,9 @@ from engine.loop import EngineLoop
 
 log = logging.getLogger("engine.worker")
 
+QUIET_MS = 300
+"""How long nothing must have arrived before time is spent on preparations, which hold up a request."""
+
 
 class Worker:
     """Moves frames between the socket and the engine, on one thread."""
@@ -60,8 +63,7 @@ class Worker:
 
     def _serve(self, engine: EngineLoop) -> None:
         while True:
-            # With work at hand only look at the socket; without, sleep on it.
-            while self._socket.poll(0 if engine.has_work or engine.has_spare_work else None):
+            while self._socket.poll(_patience_ms(engine)):
                 frame = wire.decode_to_worker(self._socket.recv())
                 if isinstance(frame, wire.Shutdown):
                     return
@@ -94,6 +96,13 @@ class Worker:
 
     def _send(self, frame: wire.FromWorker) -> None:
         self._socket.send(wire.encode(frame))
+
+
+def _patience_ms(engine: EngineLoop) -> int | None:
+    """How long to wait for a frame: not at all with work at hand, a moment with spare work, else for ever."""
+    if engine.has_work:
+        return 0
+    return QUIET_MS if engine.has_spare_work else None
 
 
 def main() -> int:
