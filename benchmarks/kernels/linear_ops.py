@@ -1,12 +1,13 @@
-"""How close do the fused linear, norm and activation kernels come to memory bandwidth?
+"""How close do the linear, norm and activation kernels of a layer come to memory bandwidth?
 
 Every time is that of one CUDA graph that goes through all layers of a model with their own weights
 (qkv, o, gate_up, down of each layer in order), so that the L2 cache does not help and each kernel
-follows the one it follows in a decode step.  Ways: `fused` folds norm and activation into the
-products, `skinny` gives them their own kernel, `cublas` uses torch's linear behind those.
+follows the one it follows in a decode step.  Ways: `ops` is what the engine runs (`TritonOps`);
+`vector` folds norm and activation into products of at most 4 rows; `split` and `cublas` give them
+kernels of their own, before `split_linear` or torch's linear.
 
-    python benchmarks/kernels/linear_ops.py [--models qwen3-0.6b,llama-3.1-8b] [--rows 1,2,4,8,16]
-    python benchmarks/kernels/linear_ops.py --sweep [--rows 1] [--budget 140]
+    python benchmarks/kernels/linear_ops.py [--models qwen3-0.6b,llama-3.1-8b] [--rows 1,8,64] [--ways ops,cublas]
+    python benchmarks/kernels/linear_ops.py --sweep --ways split --rows 8,64 [--models qwen3-0.6b] [--budget 140]
 
 Needs an NVIDIA GPU.  Prints tables, and as its last line one JSON object.
 """
@@ -18,11 +19,12 @@ import itertools
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 from torch.nn.functional import linear
@@ -31,21 +33,22 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from triton.runtime.errors import OutOfResources
 
+from engine.kernels import skinny_linear as skinny
+from engine.kernels import split_linear as split
 from engine.kernels.gated import silu_mul
 from engine.kernels.launch import num_multiprocessors
 from engine.kernels.rms_norm import add_rms_norm
-from engine.kernels.skinny_linear import (
-    SkinnyTuning,
-    choose_tuning,
-    gated_skinny_linear,
-    norm_skinny_linear,
-    skinny_linear,
-)
+from engine.kernels.skinny_linear import SkinnyTuning
+from engine.kernels.split_linear import SplitTuning
+from engine.kernels.triton_ops import TritonOps
 
+T = TypeVar("T")
+R = TypeVar("R")
 DTYPE = torch.bfloat16
 EPS = 1e-6
 DEVICE = torch.device("cuda")
-WAYS = ("fused", "skinny", "cublas")
+WAYS = ("ops", "vector", "split", "cublas")
+Tuning = SkinnyTuning | SplitTuning
 PRODUCTS = ("qkv", "o", "gate_up", "down", "head")
 
 
@@ -121,7 +124,9 @@ class Decoder:
     layers: list[dict[str, torch.Tensor]]
     head: torch.Tensor
     norm: torch.Tensor
-    tunings: dict[str, SkinnyTuning] = field(default_factory=dict)
+    counters: torch.Tensor
+    ops: TritonOps = field(default_factory=TritonOps)
+    tunings: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def random(cls, model: Model) -> Decoder:
@@ -129,7 +134,13 @@ class Decoder:
             {product: random(*model.shape(product), scale=0.02) for product in PRODUCTS[:4]}
             for _ in range(model.num_layers)
         ]
-        return cls(model, layers, random(*model.shape("head"), scale=0.02), random(model.hidden))
+        return cls(
+            model,
+            layers,
+            random(*model.shape("head"), scale=0.02),
+            random(model.hidden),
+            split.allocate_counters(DEVICE),
+        )
 
     def inputs(self, rows: int) -> dict[str, torch.Tensor]:
         """hidden and residual [rows, hidden], attention's output [rows, q size], gate_up [rows, 2 I]."""
@@ -145,17 +156,29 @@ class Decoder:
     def norm_linear(
         self, way: str, product: str, hidden: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        if way == "fused":
-            return norm_skinny_linear(hidden, residual, self.norm, EPS, weight, None, self.tunings.get(product))
+        if way == "ops":
+            return self.ops.norm_linear(hidden, residual, self.norm, EPS, weight, None)
+        if way == "vector" and skinny.supports(hidden, weight):
+            tuning = self.tunings.get(product)
+            return skinny.norm_skinny_linear(hidden, residual, self.norm, EPS, weight, None, tuning)
         normed, total = add_rms_norm(hidden, residual, self.norm, EPS)
         return self.linear(way, product, normed, weight), total
 
     def linear(self, way: str, product: str, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return linear(x, weight) if way == "cublas" else skinny_linear(x, weight, None, self.tunings.get(product))
+        """What a way cannot do, cuBLAS does."""
+        if way == "ops":
+            return self.ops.linear(x, weight, None)
+        if way == "vector" and skinny.supports(x, weight):
+            return skinny.skinny_linear(x, weight, None, self.tunings.get(product))
+        if way == "split" and product != "head" and split.supports(x, weight):
+            return split.split_linear(x, weight, None, self.counters, self.tunings.get(product))
+        return linear(x, weight)
 
     def gated_linear(self, way: str, gate_up: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        if way == "fused":
-            return gated_skinny_linear(gate_up, weight, None, self.tunings.get("down"))
+        if way == "ops":
+            return self.ops.gated_linear(gate_up, weight, None)
+        if way == "vector" and skinny.supports(gate_up, weight):
+            return skinny.gated_skinny_linear(gate_up, weight, None, self.tunings.get("down"))
         return self.linear(way, "down", silu_mul(gate_up), weight)
 
     def run_layers(self, way: str, inputs: dict[str, torch.Tensor]) -> None:
@@ -179,30 +202,44 @@ class Decoder:
         self.norm_linear(way, "head", inputs["hidden"], inputs["residual"], self.head)
 
 
-def ways_at(rows: int) -> tuple[str, ...]:
-    """Few rows have no use for a norm of their own; with many, recomputing it in every program is hopeless."""
-    return ("fused", "cublas") if rows <= 4 else WAYS[1:]
+def compile_all(decoder: Decoder, cases: Sequence[tuple[str, int]]) -> None:
+    """Compile what (way, rows) need, side by side."""
+    lone = replace(decoder, layers=decoder.layers[:1])
+
+    def run(case: tuple[str, int]) -> None:
+        way, rows = case
+        inputs = decoder.inputs(rows)
+        lone.run_layers(way, inputs)
+        lone.run_head(way, inputs)
+
+    side_by_side(run, cases)
 
 
-def measure_model(model: Model, all_rows: list[int], ceiling: float) -> dict[str, float]:
+def side_by_side(work: Callable[[T], R], cases: Sequence[T]) -> list[R]:
+    with ThreadPoolExecutor(12, initializer=torch.cuda.synchronize) as pool:
+        done = list(pool.map(work, cases))
+    torch.cuda.synchronize()
+    return done
+
+
+def measure_model(model: Model, all_rows: list[int], ways: list[str], ceiling: float) -> dict[str, float]:
     decoder = Decoder.random(model)
     results: dict[str, float] = {}
+    compile_all(decoder, list(itertools.product(ways, all_rows)))
     print(f"\n{model.name}: us per call (GB/s, % of the read ceiling), {model.num_layers} layers")
-    for rows in all_rows:
+    for rows, way in itertools.product(all_rows, ways):
         inputs = decoder.inputs(rows)
-        for way in ways_at(rows):
-            layer = microseconds(partial(decoder.run_layers, way, inputs)) / model.num_layers
-            head = microseconds(partial(decoder.run_head, way, inputs))
-            line = [describe("layer", layer, model.num_bytes(*PRODUCTS[:4]), ceiling)]
-            line.append(describe("head", head, model.num_bytes("head"), ceiling))
-            results |= {f"{model.name} {way} layer {rows}": layer, f"{model.name} {way} head {rows}": head}
-            if rows in (1, 8):
-                for product in PRODUCTS[:4]:
-                    work = partial(decoder.run_product, way, product, inputs)
-                    each = microseconds(work) / model.num_layers
-                    results[f"{model.name} {way} {product} {rows}"] = each
-                    line.append(describe(product, each, model.num_bytes(product), ceiling))
-            print(f"{rows:3} {way:7} " + "  ".join(line), flush=True)
+        layer = microseconds(partial(decoder.run_layers, way, inputs)) / model.num_layers
+        head = microseconds(partial(decoder.run_head, way, inputs))
+        line = [describe("layer", layer, model.num_bytes(*PRODUCTS[:4]), ceiling)]
+        line.append(describe("head", head, model.num_bytes("head"), ceiling))
+        results |= {f"{model.name} {way} layer {rows}": layer, f"{model.name} {way} head {rows}": head}
+        if rows in (1, 2, 8, 64):
+            for product in PRODUCTS[:4]:
+                each = microseconds(partial(decoder.run_product, way, product, inputs)) / model.num_layers
+                results[f"{model.name} {way} {product} {rows}"] = each
+                line.append(describe(product, each, model.num_bytes(product), ceiling))
+        print(f"{rows:3} {way:7} " + "  ".join(line), flush=True)
     return results
 
 
@@ -230,42 +267,47 @@ def measure_elementwise(ceiling: float) -> dict[str, float]:
     return results
 
 
-def candidates(rows: int, k: int) -> Iterator[SkinnyTuning]:
+def vector_candidates(rows: int, k: int) -> Iterator[SkinnyTuning]:
     """Tunings whose weights in flight fit the registers."""
-    for block_n, num_warps, warps_per_sm in itertools.product((1, 2, 4, 8, 16, 32), (4, 8, 16), (8, 16, 24, 32)):
+    for block_n, num_warps, warps_per_sm in itertools.product((1, 2, 4, 8, 16), (4, 8, 16), (8, 16, 24, 32)):
         programs_per_sm = warps_per_sm // num_warps
-        if programs_per_sm < 1 or programs_per_sm * num_warps != warps_per_sm:
+        if programs_per_sm * num_warps != warps_per_sm:
             continue
-        if rows <= 4:
-            tuning = SkinnyTuning(block_n, num_warps, programs_per_sm)
-            steps = -(-k // (256 * num_warps))
-            if (
-                block_n <= 16
-                and 8 <= 4 * block_n * steps <= 64
-                and 4 * (block_n + 2 * rows) * steps + 32 < tuning.num_registers
-            ):
-                yield tuning
-        elif block_n >= 8:
-            for steps in (1, 2, 4, 8):
-                tuning = SkinnyTuning(block_n, num_warps, programs_per_sm, steps)
-                if 32 * num_warps * steps <= k and block_n * steps + 16 * steps < tuning.num_registers:
-                    yield tuning
+        tuning = SkinnyTuning(block_n, num_warps, programs_per_sm)
+        vectors = -(-k // (256 * num_warps))
+        if 8 <= 4 * block_n * vectors <= 64 and (4 * block_n + 8 * rows) * vectors + 32 < tuning.num_registers:
+            yield tuning
 
 
-def sweep(model: Model, rows: int, deadline: float) -> dict[str, object]:
+def split_candidates(rows: int, n: int, k: int) -> Iterator[SplitTuning]:
+    """Tunings that give about one or two programs an SM and leave room for the next kernel."""
+    num_sms = num_multiprocessors(DEVICE)
+    block_m = split.choose_tuning(rows, n, k, num_sms).block_m
+    for block_n, block_k, splits in itertools.product((16, 32, 64, 128), (64, 128, 256), (1, 2, 4, 8)):
+        num_programs = -(-n // block_n) * splits
+        blocks = k // (block_k * splits)
+        if k % block_k or not blocks or not num_sms // 3 <= num_programs <= 2 * num_sms:
+            continue
+        most = min(100 * 1024 // (2 * (block_n + block_m) * block_k), blocks + 1, 8)
+        for num_stages in {most, max(most // 2, 2)}:
+            for num_warps in (4, 8) if block_n * block_m >= 4096 else (4,):
+                if most >= 2:
+                    yield SplitTuning(block_n, block_m, block_k, splits, num_warps, num_stages)
+
+
+def sweep(model: Model, way: str, rows: int, deadline: float) -> dict[str, object]:
     """Tune one product after the other, each within the whole chain of layers."""
     decoder = Decoder.random(model)
     inputs = decoder.inputs(rows)
-    way = "fused" if rows <= 4 else "skinny"
     results: dict[str, object] = {}
-    for product in PRODUCTS:
+    for product in PRODUCTS if way == "vector" else PRODUCTS[:4]:
         work = partial(decoder.run_head if product == "head" else decoder.run_layers, way, inputs)
         n, k = model.shape(product)
-        chosen = choose_tuning(rows, n, k, num_multiprocessors(DEVICE))
-        tried = [chosen, *(t for t in candidates(rows, k) if t != chosen)]
-        timed: list[tuple[float, SkinnyTuning]] = []
-        usable = compile_all(decoder, way, product, inputs, tried)
-        for tuning in usable:
+        chosen: Tuning = (skinny if way == "vector" else split).choose_tuning(rows, n, k, num_multiprocessors(DEVICE))
+        others = vector_candidates(rows, k) if way == "vector" else split_candidates(rows, n, k)
+        tried = [chosen, *(tuning for tuning in others if tuning != chosen)]
+        timed: list[tuple[float, Tuning]] = []
+        for tuning in usable(decoder, way, product, inputs, tried):
             decoder.tunings[product] = tuning
             timed.append((microseconds(work, replays=5), tuning))
             if time.monotonic() > deadline:
@@ -274,22 +316,22 @@ def sweep(model: Model, rows: int, deadline: float) -> dict[str, object]:
         timed.sort(key=lambda pair: pair[0])
         decoder.tunings[product] = timed[0][1]
         per = 1 if product == "head" else model.num_layers
-        print(f"\n{model.name} {product} [{n}, {k}] {rows} rows: now {first / per:.2f} us with {chosen}")
+        print(f"\n{model.name} {product} [{n}, {k}] {rows} rows, {way}: now {first / per:.2f} us with {chosen}")
         for duration, tuning in timed[:5]:
             print(f"  {duration / per:.2f} us {tuning}")
-        results[f"{model.name} {product} {rows}"] = [round(timed[0][0] / per, 3), repr(timed[0][1])]
+        results[f"{model.name} {way} {product} {rows}"] = [round(timed[0][0] / per, 3), repr(timed[0][1])]
         if time.monotonic() > deadline:
             print("out of time")
             break
     return results
 
 
-def compile_all(
-    decoder: Decoder, way: str, product: str, inputs: dict[str, torch.Tensor], tried: list[SkinnyTuning]
-) -> list[SkinnyTuning]:
-    """Compile side by side; leaves out what the device refuses."""
+def usable(
+    decoder: Decoder, way: str, product: str, inputs: dict[str, torch.Tensor], tried: list[Tuning]
+) -> list[Tuning]:
+    """Compiles all; leaves out what the device refuses."""
 
-    def runs(tuning: SkinnyTuning) -> bool:
+    def runs(tuning: Tuning) -> bool:
         lone = replace(decoder, layers=decoder.layers[:1], tunings={product: tuning})
         try:
             if product == "head":
@@ -300,34 +342,33 @@ def compile_all(
             return False
         return True
 
-    with ThreadPoolExecutor(12, initializer=torch.cuda.synchronize) as pool:
-        usable = list(pool.map(runs, tried))
-    torch.cuda.synchronize()
-    return [tuning for tuning, ok in zip(tried, usable, strict=True) if ok]
+    return [tuning for tuning, ok in zip(tried, side_by_side(runs, tried), strict=True) if ok]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default=",".join(MODELS))
-    parser.add_argument("--rows", default="1,2,4,8,16", help="rows of the products (with --sweep: 1 unless given)")
+    parser.add_argument("--rows", default="1,2,4,8,16,32,64,128", help="rows of the products")
+    parser.add_argument("--ways", default="ops,cublas", help=f"of {', '.join(WAYS)}; with --sweep vector or split")
     parser.add_argument("--sweep", action="store_true", help="try tunings and print the best of each product")
     parser.add_argument("--budget", type=float, default=140, help="seconds after which a sweep stops")
     options = parser.parse_args()
     deadline = time.monotonic() + options.budget
     models = [MODELS[name] for name in options.models.split(",")]
     rows = [int(number) for number in options.rows.split(",")]
+    ways = options.ways.split(",")
     torch.manual_seed(0)
     ceiling = read_ceiling()
     print(f"{torch.cuda.get_device_name()}: a sum reads {ceiling / 1e3:.0f} GB/s")
     results: dict[str, object] = {"read GB/s": ceiling / 1e3}
     if options.sweep:
-        rows = [1] if options.rows == parser.get_default("rows") else rows
-        for number, (model, count) in enumerate(itertools.product(models, rows)):
-            share = (deadline - time.monotonic()) / (len(models) * len(rows) - number)
-            results |= sweep(model, count, time.monotonic() + share)
+        cases = [(m, w, r) for m, w, r in itertools.product(models, ways, rows) if w == "split" or r <= skinny.MAX_ROWS]
+        for number, (model, way, count) in enumerate(cases):
+            share = (deadline - time.monotonic()) / (len(cases) - number)
+            results |= sweep(model, way, count, time.monotonic() + share)
     else:
         for model in models:
-            results |= measure_model(model, rows, ceiling)
+            results |= measure_model(model, rows, ways, ceiling)
         results |= measure_elementwise(ceiling)
     print(json.dumps({key: round(value, 2) if isinstance(value, float) else value for key, value in results.items()}))
 

@@ -1,10 +1,10 @@
-"""Matrix products of at most 16 rows, with the step before them folded in: launch and tuning.
+"""Matrix products of at most four rows, with the step before them folded in: launch and tuning.
 
 At so few rows a product costs what reading its weights costs, and on small models the gaps
 between kernels cost more; so the norm or the activation in front is recomputed by every program
-instead of being a kernel.  Up to four rows run `skinny_vector`, more run `skinny_rows`.  Which
-sizes a program takes is fixed by `choose_tuning`, from benchmarks/kernels/linear_ops.py.  Called
-by `TritonOps`, which also decides when cuBLAS is the better choice.
+instead of being a kernel.  Which sizes a program takes is fixed by `choose_tuning`, from
+benchmarks/kernels/linear_ops.py.  Called by `TritonOps`, which also decides when another way is
+better.
 """
 
 from __future__ import annotations
@@ -15,11 +15,9 @@ from functools import cache
 import torch
 
 from engine.kernels.launch import num_multiprocessors, pdl_options, supports_pdl
-from engine.kernels.skinny_rows import skinny_rows_kernel
 from engine.kernels.skinny_vector import GATED, NORM, PLAIN, skinny_vector_kernel
 
-MAX_ROWS = 16
-MAX_VECTOR_ROWS = 4
+MAX_ROWS = 4
 _ALIGNMENT = 8  # elements: rows of 16-bit weights begin on 16 bytes
 _REGISTERS_PER_SM = 65536
 _MAX_WARPS = 16
@@ -30,16 +28,14 @@ _MAX_INPUT = 64  # elements of the input that a thread of `skinny_vector` holds
 class SkinnyTuning:
     """What one program takes.
 
-    `block_n` weight rows (for more than four input rows: 8, 16 or 32) with `num_warps` warps.  An SM is to hold
-    `programs_per_sm` programs, which share out its registers: with fewer registers the assembler delays
-    loads to their use.  Up to four input rows: when there are more tiles than fit at once, each program takes
-    several.  More input rows: `steps` times 32 elements of K per warp are in flight at once.
+    `block_n` weight rows with `num_warps` warps.  An SM is to hold `programs_per_sm` programs, which share out its
+    registers: with fewer registers the assembler delays loads to their use.  When there are more tiles than fit at
+    once, each program takes several.
     """
 
     block_n: int
     num_warps: int
     programs_per_sm: int
-    steps: int = 4
 
     @property
     def num_registers(self) -> int:
@@ -52,9 +48,7 @@ def supports(hidden: torch.Tensor, weight: torch.Tensor) -> bool:
     rows, size = hidden.shape[0], weight.shape[1]
     if rows > MAX_ROWS or size % _ALIGNMENT:
         return False
-    if rows <= MAX_VECTOR_ROWS:
-        return _padded_rows(rows) * _vectors_per_thread(size, _MAX_WARPS) * 8 <= _MAX_INPUT
-    return hidden.dtype != torch.float32
+    return _padded_rows(rows) * _vectors_per_thread(size, _MAX_WARPS) * 8 <= _MAX_INPUT
 
 
 def _padded_rows(num_rows: int) -> int:
@@ -69,14 +63,11 @@ def _vectors_per_thread(k: int, num_warps: int) -> int:
 
 @cache
 def choose_tuning(num_rows: int, n: int, k: int, num_sms: int) -> SkinnyTuning:
-    """The sizes for M = num_rows, weight [n, k], on a device of `num_sms` multiprocessors."""
-    if num_rows > MAX_VECTOR_ROWS:
-        return _tune_rows(num_rows, n, k, num_sms)
-    return _tune_vector(_padded_rows(num_rows), n, k, num_sms)
+    """The sizes for M = num_rows, weight [n, k], on a device of `num_sms` multiprocessors.
 
-
-def _tune_vector(num_rows: int, n: int, k: int, num_sms: int) -> SkinnyTuning:
-    """All tiles at once if registers allow, else small tiles in a loop, of which two at a time are held."""
+    All tiles at once if registers allow, else small tiles in a loop, of which two at a time are held.
+    """
+    num_rows = _padded_rows(num_rows)
     if k > 8192:  # the prologue's work is per program: one large program per SM
         return SkinnyTuning(block_n=2 if k * num_rows <= 16384 else 1, num_warps=16, programs_per_sm=1)
     num_warps = 4 if k <= 2048 or (k <= 4096 and k % 2048) else 8
@@ -101,18 +92,10 @@ def _tune_vector(num_rows: int, n: int, k: int, num_sms: int) -> SkinnyTuning:
     return SkinnyTuning(block_n, num_warps, resident(block_n, 2))
 
 
-def _tune_rows(num_rows: int, n: int, k: int, num_sms: int) -> SkinnyTuning:
-    block_n = 32 if num_rows > 8 else 16
-    while block_n > 8 and -(-n // block_n) < num_sms - num_sms // 8:
-        block_n //= 2
-    steps = min(-(-k // 256), 64 // block_n if num_rows > 8 else 4)
-    return SkinnyTuning(block_n, num_warps=8, programs_per_sm=2, steps=steps)
-
-
 def skinny_linear(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, tuning: SkinnyTuning | None = None
 ) -> torch.Tensor:
-    """x [T, K], weight [N, K] -> x · weightᵀ + bias [T, N] for T <= 16; see `supports`."""
+    """x [T, K], weight [N, K] -> x · weightᵀ + bias [T, N] for T <= 4; see `supports`."""
     out = torch.empty((x.shape[0], weight.shape[0]), dtype=x.dtype, device=x.device)
     _launch(PLAIN.value, x, None, None, 0.0, weight, bias, out, None, tuning)
     return out
@@ -127,10 +110,7 @@ def norm_skinny_linear(
     bias: torch.Tensor | None,
     tuning: SkinnyTuning | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`Ops.norm_linear` for T <= 16 rows [T, K]: the output [T, N] and hidden + residual [T, K].
-
-    More than four rows need bfloat16's range: there the norm's scale is applied after the product.
-    """
+    """`Ops.norm_linear` for T <= 4 rows [T, K]: the output [T, N] and hidden + residual [T, K]."""
     out = torch.empty((hidden.shape[0], weight.shape[0]), dtype=hidden.dtype, device=hidden.device)
     total = hidden if residual is None else torch.empty_like(hidden)
     _launch(NORM.value, hidden, residual, norm_weight, eps, weight, bias, out, total, tuning)
@@ -140,7 +120,7 @@ def norm_skinny_linear(
 def gated_skinny_linear(
     gate_up: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, tuning: SkinnyTuning | None = None
 ) -> torch.Tensor:
-    """gate_up [T, 2 I], weight [N, I] -> linear(silu(gate) · up) [T, N] for T <= 16."""
+    """gate_up [T, 2 I], weight [N, I] -> linear(silu(gate) · up) [T, N] for T <= 4."""
     out = torch.empty((gate_up.shape[0], weight.shape[0]), dtype=gate_up.dtype, device=gate_up.device)
     _launch(GATED.value, gate_up, None, None, 0.0, weight, bias, out, None, tuning)
     return out
@@ -163,19 +143,10 @@ def _launch(
     num_sms = num_multiprocessors(device)
     chosen = tuning or choose_tuning(num_rows, n, k, num_sms)
     num_tiles = -(-n // chosen.block_n)
-    if num_rows > MAX_VECTOR_ROWS:
-        skinny_rows_kernel[(num_tiles,)](
-            x, residual, norm_weight, weight, bias, out, total, num_rows, n, eps,
-            K=k, PROLOGUE=prologue, BLOCK_N=chosen.block_n, WARPS=chosen.num_warps, STEPS=chosen.steps,
-            OVER_8=num_rows > 8, PDL=supports_pdl(device), num_warps=chosen.num_warps, num_stages=1,
-            maxnreg=chosen.num_registers, **pdl_options(device),
-        )  # fmt: skip
-        return
     tiles_per_program = -(-num_tiles // (num_sms * chosen.programs_per_sm))
     skinny_vector_kernel[(-(-num_tiles // tiles_per_program),)](
         x, residual, norm_weight, weight, bias, out, total, num_rows, n, eps, tiles_per_program,
         K=k, PROLOGUE=prologue, ROWS=_padded_rows(num_rows), BLOCK_N=chosen.block_n, BLOCK_K=256 * chosen.num_warps,
         LOOP=tiles_per_program > 1, RAGGED=n % chosen.block_n != 0, PDL=supports_pdl(device),
-        num_warps=chosen.num_warps,
-        maxnreg=chosen.num_registers, **pdl_options(device),
+        num_warps=chosen.num_warps, maxnreg=chosen.num_registers, **pdl_options(device),
     )  # fmt: skip

@@ -1,7 +1,7 @@
-"""`Ops` for NVIDIA GPUs: fused small-batch products while memory bounds them, cuBLAS beyond.
+"""`Ops` for NVIDIA GPUs: kernels of our own while memory and gaps between kernels bound a product, cuBLAS beyond.
 
-Knows the batch sizes at which one way overtakes the other, measured by
-benchmarks/kernels/linear_ops.py, and nothing about models.
+Knows the sizes at which one way overtakes the other, measured by benchmarks/kernels/linear_ops.py,
+and nothing about models.
 """
 
 from __future__ import annotations
@@ -9,18 +9,20 @@ from __future__ import annotations
 import torch
 from torch.nn.functional import linear
 
+from engine.kernels import skinny_linear as skinny
+from engine.kernels import split_linear as split
 from engine.kernels.gated import silu_mul
 from engine.kernels.rms_norm import add_rms_norm
-from engine.kernels.skinny_linear import gated_skinny_linear, norm_skinny_linear, skinny_linear, supports
 
-# Above these row counts a norm or activation recomputed by every program costs more than its own kernel,
-# and cuBLAS reads the weights as fast as the kernels here.
-_MAX_FUSED_ROWS = 4
-_MAX_SKINNY_ROWS = 8
+# Weights of more elements cuBLAS reads as fast as `split_linear`.
+_MAX_SPLIT_WEIGHT = 8 * 2**20
 
 
 class TritonOps:
-    """See `engine.kernels.ops.Ops`."""
+    """See `engine.kernels.ops.Ops`.  Calls are to follow one another on one stream."""
+
+    def __init__(self) -> None:
+        self._counters: torch.Tensor | None = None
 
     def norm_linear(
         self,
@@ -31,21 +33,26 @@ class TritonOps:
         weight: torch.Tensor,
         bias: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        if _may_fuse(hidden, weight):
-            return norm_skinny_linear(hidden, residual, norm_weight, eps, weight, bias)
+        if skinny.supports(hidden, weight):
+            return skinny.norm_skinny_linear(hidden, residual, norm_weight, eps, weight, bias)
         normed, total = add_rms_norm(hidden, residual, norm_weight, eps)
         return self.linear(normed, weight, bias), total
 
     def linear(self, hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        if hidden.shape[0] <= _MAX_SKINNY_ROWS and supports(hidden, weight):
-            return skinny_linear(hidden, weight, bias)
+        counters = self._counters_on(hidden.device)
+        if skinny.supports(hidden, weight):
+            return skinny.skinny_linear(hidden, weight, bias)
+        if weight.numel() <= _MAX_SPLIT_WEIGHT and split.supports(hidden, weight):
+            return split.split_linear(hidden, weight, bias, counters)
         return linear(hidden, weight, bias)
 
     def gated_linear(self, gate_up: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        if _may_fuse(gate_up, weight):
-            return gated_skinny_linear(gate_up, weight, bias)
+        if skinny.supports(gate_up, weight):
+            return skinny.gated_skinny_linear(gate_up, weight, bias)
         return self.linear(silu_mul(gate_up), weight, bias)
 
-
-def _may_fuse(hidden: torch.Tensor, weight: torch.Tensor) -> bool:
-    return hidden.shape[0] <= _MAX_FUSED_ROWS and supports(hidden, weight)
+    def _counters_on(self, device: torch.device) -> torch.Tensor:
+        """Made by the first product of any size: a captured graph would fill them only when it runs."""
+        if self._counters is None or self._counters.device != device:
+            self._counters = split.allocate_counters(device)
+        return self._counters
