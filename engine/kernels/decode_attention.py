@@ -1,7 +1,7 @@
 """Decode attention over the paged KV cache: one token per sequence, on NVIDIA GPUs, in Triton.
 
-`plan_decode` runs once per step and cuts the contexts of all sequences into items of about equal length, on the
-device, so that a captured graph serves any context lengths.  `decode_attention` runs once per layer: it normalises
+`plan_decode` runs once per step and cuts the contexts of all sequences into items, on the device, so that a captured
+graph serves any context lengths.  `decode_attention` runs once per layer: it normalises
 and rotates the newest token's query and key, stores that key and value in the cache, and attends.  Each program
 handles one item of one KV head; the last program of a sequence to finish combines the items (split KV, as in
 "Flash-Decoding", https://pytorch.org/blog/flash-decoding/), so there is no second kernel.
@@ -18,6 +18,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from engine.kernels.decode_heads import load_norm_weights, newest_heads, store_newest
 from engine.kernels.decode_plan import (
+    COMBINED_ELEMENTS,
     ITEM_FIELDS,
     DecodePlan,
     DecodeTuning,
@@ -31,7 +32,7 @@ __all__ = ["DecodePlan", "DecodeTuning", "allocate_workspace", "decode_attention
 
 _MAX_GROUP = 16
 _QUERY_ROWS = tl.constexpr(16)  # the smallest tile a tensor core takes; holds the query heads of one KV head
-_COMBINED_ELEMENTS = tl.constexpr(8192)  # partial results that the combination holds in registers at a time
+_COMBINED_ELEMENTS = tl.constexpr(COMBINED_ELEMENTS)
 
 
 def decode_attention(
@@ -69,36 +70,14 @@ def decode_attention(
     assert qkv.stride(0) == qkv.shape[1] and out.stride(0) == num_kv_heads * group * head_dim
     assert key_cache.is_contiguous() and value_cache.is_contiguous() and block_tables.stride(1) == 1
     _attend_item[(num_kv_heads, plan.max_items)](
-        qkv,
-        key_cache,
-        value_cache,
-        block_tables,
-        workspace.items,
-        slot_mapping,
-        cos,
-        sin,
-        qkv if query_norm is None else query_norm,
-        qkv if key_norm is None else key_norm,
-        norm_eps,
-        out,
-        workspace.partials,
-        workspace.statistics,
-        workspace.counters,
-        block_tables.stride(0),
-        num_kv_heads=num_kv_heads,
-        group=group,
-        head_dim=head_dim,
-        block_size=block_size,
-        tile=tuning.tile,
-        normalise=query_norm is not None,
-        holds_first_tile=tuning.holds_first_tile,
-        reads_early=reads_early,
-        item_fields=ITEM_FIELDS,
-        pdl=supports_pdl(device),
-        num_warps=tuning.num_warps,
-        num_stages=tuning.num_stages,
-        **pdl_options(device),
-    )
+        qkv, key_cache, value_cache, block_tables, workspace.items, slot_mapping, cos, sin,
+        qkv if query_norm is None else query_norm, qkv if key_norm is None else key_norm, norm_eps,
+        out, workspace.partials, workspace.statistics, workspace.counters, block_tables.stride(0),
+        num_kv_heads=num_kv_heads, group=group, head_dim=head_dim, block_size=block_size,
+        tile=tuning.tile, holds_first_tile=tuning.holds_first_tile, normalise=query_norm is not None,
+        reads_early=reads_early, item_fields=ITEM_FIELDS, pdl=supports_pdl(device),
+        num_warps=tuning.num_warps, num_stages=tuning.num_stages, maxnreg=tuning.num_registers, **pdl_options(device),
+    )  # fmt: skip
 
 
 @triton.jit
@@ -125,13 +104,8 @@ def _attend_tile(query, key, value, is_key, maximum, total, output):
 
 @triton.jit
 def _combined(
-    partials,
-    statistics,
-    num_items,
-    num_heads: tl.constexpr,
-    group: tl.constexpr,
-    head_dim: tl.constexpr,
-):
+    partials, statistics, num_items, num_heads: tl.constexpr, group: tl.constexpr, head_dim: tl.constexpr
+):  # fmt: skip
     """Normalised output [padded_group, padded_dim] of all items of one sequence and KV head.
 
     Reads past the first-level cache, where another program's results do not show.
@@ -171,21 +145,9 @@ def _combined(
 
 @triton.jit
 def _finish_item(
-    maximum,
-    total,
-    output,
-    item,
-    first_item,
-    num_items,
-    out,
-    partials,
-    statistics,
-    counter,
-    kv_head,
-    num_heads: tl.constexpr,
-    group: tl.constexpr,
-    head_dim: tl.constexpr,
-):
+    maximum, total, output, item, first_item, num_items, out, partials, statistics, counter, kv_head,
+    num_heads: tl.constexpr, group: tl.constexpr, head_dim: tl.constexpr,
+):  # fmt: skip
     """Write the output of a sequence's only item; leave that of one of several, and combine them if it is the last.
 
     `out` points to the sequence's line of the output; the workspace's pointers to its beginning.
@@ -216,38 +178,55 @@ def _finish_item(
             tl.store(counter, 0)
 
 
+@triton.jit
+def _blocks(table, position, cached_end, block_size: tl.constexpr):
+    """Blocks of the tokens at `position`; past the end, that of the last, so that loads need no mask."""
+    return tl.load(table + tl.minimum(position, tl.maximum(cached_end - 1, 0)) // block_size)
+
+
+@triton.jit
+def _elements(block, line, num_kv_heads: tl.constexpr, block_size: tl.constexpr, head_dim: tl.constexpr):
+    """Offsets [tile, padded head_dim] of one KV head's keys or values at some lines of some blocks."""
+    dim = tl.arange(0, triton.next_power_of_2(head_dim))[None, :]
+    return (block.to(tl.int64) * (num_kv_heads * block_size * head_dim) + line * head_dim)[:, None] + dim
+
+
+@triton.jit
+def _attend_cached(
+    query, maximum, total, output, keys, values, table, block, start, cached_end,
+    num_kv_heads: tl.constexpr, block_size: tl.constexpr, head_dim: tl.constexpr, tile: tl.constexpr,
+):  # fmt: skip
+    """The online softmax over cached tokens; `block` [tile] are the blocks of the first of them."""
+    in_tile = tl.arange(0, tile)
+    dim = tl.arange(0, triton.next_power_of_2(head_dim))[None, :]
+    last = tl.maximum(cached_end - 1, 0)
+    for first in range(start, cached_end, tile):
+        position = first + in_tile
+        # Positions past the end read the last token again; their scores are dropped.
+        line = tl.minimum(position, last) % block_size
+        element = _elements(block, line, num_kv_heads, block_size, head_dim)
+        # One tile ahead: keys whose address waits for a load of the same turn would not be read in advance.
+        block = _blocks(table, position + tile, cached_end, block_size)
+        if dim.shape[1] == head_dim:
+            key = tl.load(keys + element)
+            value = tl.load(values + element)
+        else:
+            key = tl.load(keys + element, mask=dim < head_dim, other=0)
+            value = tl.load(values + element, mask=dim < head_dim, other=0)
+        maximum, total, output = _attend_tile(query, key, value, position < cached_end, maximum, total, output)
+    return maximum, total, output
+
+
 @triton.jit(do_not_specialize=["table_stride"])
 def _attend_item(
-    qkv,
-    key_cache,
-    value_cache,
-    block_tables,
-    items,
-    slot_mapping,
-    cos,
-    sin,
-    query_norm,
-    key_norm,
-    norm_eps,
-    out,
-    partials,
-    statistics,
-    counters,
-    table_stride,
-    num_kv_heads: tl.constexpr,
-    group: tl.constexpr,
-    head_dim: tl.constexpr,
-    block_size: tl.constexpr,
-    tile: tl.constexpr,
-    normalise: tl.constexpr,
-    holds_first_tile: tl.constexpr,
-    reads_early: tl.constexpr,
-    item_fields: tl.constexpr,
-    pdl: tl.constexpr,
-):
+    qkv, key_cache, value_cache, block_tables, items, slot_mapping, cos, sin, query_norm, key_norm, norm_eps,
+    out, partials, statistics, counters, table_stride,
+    num_kv_heads: tl.constexpr, group: tl.constexpr, head_dim: tl.constexpr, block_size: tl.constexpr,
+    tile: tl.constexpr, holds_first_tile: tl.constexpr, normalise: tl.constexpr, reads_early: tl.constexpr,
+    item_fields: tl.constexpr, pdl: tl.constexpr,
+):  # fmt: skip
     """Attention of one KV head's query heads to one item; grid (Hkv, items)."""
     num_heads: tl.constexpr = num_kv_heads * group
-    head_stride: tl.constexpr = block_size * head_dim
     if pdl:
         gdc_launch_dependents()
         if not reads_early:
@@ -255,33 +234,24 @@ def _attend_item(
     kv_head = tl.program_id(0)
     item = tl.program_id(1)
     record = items + item * item_fields
-    sequence = tl.load(record)
-    start = tl.load(record + 1)
-    end = tl.load(record + 2)
-    row = tl.load(record + 3)
-    first_item = tl.load(record + 4)
-    num_items = tl.load(record + 5)
-    holds_newest = tl.load(record + 6)
+    sequence, start, end, row = tl.load(record), tl.load(record + 1), tl.load(record + 2), tl.load(record + 3)
+    first_item, num_items, holds_newest = tl.load(record + 4), tl.load(record + 5), tl.load(record + 6)
 
     # An unused item reads no keys: its range is empty, and what else an old plan left there is in bounds.
     cached_end = tl.where(sequence >= 0, end - holds_newest, start)
-    # Positions past the end read the last token again, so that loads need no mask; their scores are dropped.
-    last = tl.maximum(cached_end - 1, 0)
-    in_tile = tl.arange(0, tile)
-    dim = tl.arange(0, triton.next_power_of_2(head_dim))[None, :]
-    keys = key_cache + kv_head * head_stride
-    values = value_cache + kv_head * head_stride
+    keys = key_cache + kv_head * (block_size * head_dim)
+    values = value_cache + kv_head * (block_size * head_dim)
     table = block_tables + tl.maximum(row, 0).to(tl.int64) * table_stride
-    position = tl.maximum(start, 0) + in_tile
-    block = tl.load(table + tl.minimum(position, last) // block_size)
+    position = tl.maximum(start, 0) + tl.arange(0, tile)
+    block = _blocks(table, position, cached_end, block_size)
     if holds_first_tile:
         is_held = position < cached_end
-        offset = block.to(tl.int64) * (num_kv_heads * head_stride) + (position % block_size) * head_dim
-        offset = offset[:, None] + dim
+        element = _elements(block, position % block_size, num_kv_heads, block_size, head_dim)
         start += tile
-        block = tl.load(table + tl.minimum(position + tile, last) // block_size)
-        held_key = tl.load(keys + offset, mask=is_held[:, None] & (dim < head_dim), other=0)
-        held_value = tl.load(values + offset, mask=is_held[:, None] & (dim < head_dim), other=0)
+        block = _blocks(table, position + tile, cached_end, block_size)
+        is_element = is_held[:, None] & (tl.arange(0, element.shape[1]) < head_dim)[None, :]
+        held_key = tl.load(keys + element, mask=is_element, other=0)
+        held_value = tl.load(values + element, mask=is_element, other=0)
 
     norm_weights = load_norm_weights(query_norm, key_norm, triton.next_power_of_2(group), head_dim, normalise)
     if pdl and reads_early:
@@ -292,17 +262,9 @@ def _attend_item(
     slot = tl.load(slot_mapping + sequence)
     query, newest_key, newest_value = newest_heads(
         qkv + sequence * ((num_heads + 2 * num_kv_heads) * head_dim),
-        cos + sequence * (head_dim // 2),
-        sin + sequence * (head_dim // 2),
-        kv_head,
-        holds_newest,
-        norm_weights,
-        norm_eps,
-        num_heads,
-        num_kv_heads,
-        head_dim,
-        normalise,
-    )
+        cos + sequence * (head_dim // 2), sin + sequence * (head_dim // 2),
+        kv_head, holds_newest, norm_weights, norm_eps, num_heads, num_kv_heads, head_dim, normalise,
+    )  # fmt: skip
     # The newest token is an extra key of the item that holds it; all others were stored by earlier steps.
     store_newest(key_cache, newest_key, slot, kv_head, holds_newest, num_kv_heads, block_size, head_dim)
     store_newest(value_cache, newest_value, slot, kv_head, holds_newest, num_kv_heads, block_size, head_dim)
@@ -312,39 +274,15 @@ def _attend_item(
     # Heads are repeated to fill the rows of a tensor-core tile.
     query = _repeat_rows(query, _QUERY_ROWS)
     maximum = tl.ravel(_repeat_rows(newest_score[:, None], _QUERY_ROWS))
-    total = tl.zeros((_QUERY_ROWS, tile), tl.float32) + tl.where(in_tile == 0, holds_newest, 0)[None, :]
+    total = tl.zeros((_QUERY_ROWS, tile), tl.float32) + tl.where(tl.arange(0, tile) == 0, holds_newest, 0)[None, :]
     output = _repeat_rows(newest_value, _QUERY_ROWS).to(tl.float32)
-    for first in range(start, cached_end, tile):
-        position = first + in_tile
-        line = tl.minimum(position, last) % block_size
-        offset = (block.to(tl.int64) * (num_kv_heads * head_stride) + line * head_dim)[:, None] + dim
-        # One tile ahead: keys whose address waits for a load of the same turn would not be read in advance.
-        block = tl.load(table + tl.minimum(position + tile, last) // block_size)
-        if dim.shape[1] == head_dim:
-            key = tl.load(keys + offset)
-            value = tl.load(values + offset)
-        else:
-            key = tl.load(keys + offset, mask=dim < head_dim, other=0)
-            value = tl.load(values + offset, mask=dim < head_dim, other=0)
-        maximum, total, output = _attend_tile(query, key, value, position < cached_end, maximum, total, output)
+    maximum, total, output = _attend_cached(
+        query, maximum, total, output, keys, values, table, block, start, cached_end,
+        num_kv_heads, block_size, head_dim, tile,
+    )  # fmt: skip
     if holds_first_tile:
         maximum, total, output = _attend_tile(query, held_key, held_value, is_held, maximum, total, output)
-
-    out += sequence * (num_heads * head_dim)
-    counter = counters + sequence * num_kv_heads + kv_head
     _finish_item(
-        maximum,
-        tl.sum(total, 1),
-        output,
-        item,
-        first_item,
-        num_items,
-        out,
-        partials,
-        statistics,
-        counter,
-        kv_head,
-        num_heads,
-        group,
-        head_dim,
-    )
+        maximum, tl.sum(total, 1), output, item, first_item, num_items, out + sequence * (num_heads * head_dim),
+        partials, statistics, counters + sequence * num_kv_heads + kv_head, kv_head, num_heads, group, head_dim,
+    )  # fmt: skip

@@ -34,41 +34,41 @@ _SEQUENCES_PER_PROGRAM = 16
 class DecodeTuning:
     """Launch parameters, chosen with benchmarks/kernels/decode_attention.py."""
 
-    tile: int = 64  # tokens read at a time; a power of two, at least 16
+    tile: int = 32  # tokens read at a time; a power of two, at least 16
     num_warps: int = 4
-    num_stages: int = 2  # tiles on their way or in use, plus one
+    num_stages: int = 4  # tiles on their way or in use, plus one
     programs_per_multiprocessor: int = 4  # that run at once; they share out its registers
     holds_first_tile: bool = False  # requests the first tile of an item before the query: for short items
     busy_programs: int = 2  # per multiprocessor, that keep memory busy
-    spare_programs: int = 2  # per multiprocessor, beyond one for each sequence and KV head: bounds the cut
+    spare_programs: int = 2  # per multiprocessor, beyond one for each sequence and KV head: room for a cut
     start_us: float = 3.0  # from a program's start until it reads at full rate
     combine_us: float = 2.0  # from the last item's end to the output, for few items
 
     @property
     def num_registers(self) -> int:
-        """Per thread, so that `programs_per_multiprocessor` fit."""
-        return min(_REGISTERS_PER_MULTIPROCESSOR // (self.programs_per_multiprocessor * self.num_warps * 32), 255)
+        """Per thread, so that `programs_per_multiprocessor` fit; they come by eights."""
+        num_threads = self.programs_per_multiprocessor * self.num_warps * 32
+        return min(_REGISTERS_PER_MULTIPROCESSOR // num_threads // 8 * 8, 255)
 
     def max_items(self, num_sequences: int, num_kv_heads: int, num_multiprocessors: int) -> int:
-        """The most items that the contexts are cut into: one each, and enough for the device to be busy."""
-        return num_sequences + -(-self.spare_programs * num_multiprocessors // num_kv_heads)
+        """The most items that the contexts are cut into; where no cut is expected to pay, few more than sequences."""
+        spare = -(-self.spare_programs * num_multiprocessors // num_kv_heads)
+        waves, last_wave = divmod(
+            num_sequences * num_kv_heads, max(self.programs_per_multiprocessor * num_multiprocessors, 1)
+        )
+        if waves and 0 < last_wave < self.busy_programs * num_multiprocessors:
+            spare = max(spare, num_sequences)
+        return num_sequences + spare
 
 
 def default_tuning(num_sequences: int, head_dim: int, dtype: torch.dtype) -> DecodeTuning:
     """The launch parameters for a batch; host-known figures only, so that a graph can be captured."""
     row_bytes = triton.next_power_of_2(head_dim) * dtype.itemsize
-    largest_tile = max(16, min(64, 16384 // row_bytes))
-    # Wide rows leave no registers for a fourth program.
-    programs = 4 if row_bytes <= 256 else 2
+    tile = max(16, min(32, 16384 // row_bytes))
+    programs = 4 if row_bytes <= 256 else 2  # wider rows need more registers and shared memory
     if num_sequences <= 16:
-        return DecodeTuning(
-            tile=min(32, largest_tile),
-            num_stages=3,
-            programs_per_multiprocessor=programs,
-            holds_first_tile=True,
-            spare_programs=4,
-        )
-    return DecodeTuning(tile=largest_tile, programs_per_multiprocessor=programs)
+        return DecodeTuning(tile, 4, 3, programs, holds_first_tile=True, spare_programs=4)
+    return DecodeTuning(tile, 4, 4, programs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +158,7 @@ def plan_decode(
         tile=tuning.tile,
         item_fields=ITEM_FIELDS,
         pdl=supports_pdl(device),
-        num_warps=4,
+        num_warps=4 if num_sequences <= 32 else 8,
         **pdl_options(device),
     )
     return DecodePlan(workspace, tuning, max_items)
@@ -172,11 +172,18 @@ def _load_contexts(rows, context_lens, sequence, num_sequences):
 
 
 @triton.jit
+def _quotient(dividend, divisor):
+    """Whole numbers in fp32, divided and rounded up; half a unit makes up for inexact division below 2**20."""
+    return tl.floor((dividend + (divisor - 0.5)) / divisor)
+
+
+@triton.jit
 def _cut(context, chunk, tile: tl.constexpr):
     """Number and length of items, when a context is cut into the fewest of at most `chunk`, all about equal."""
-    num_items = tl.maximum(tl.cdiv(context, chunk), 1)
-    length = tl.maximum(tl.cdiv(context, num_items * tile), 1) * tile
-    return tl.cdiv(context, length), length
+    context = context.to(tl.float32)
+    num_items = tl.maximum(_quotient(context, chunk.to(tl.float32)), 1)
+    length = tl.maximum(_quotient(context, num_items * tile), 1) * tile
+    return _quotient(context, length).to(tl.int32), length.to(tl.int32)
 
 
 @triton.jit
@@ -196,10 +203,8 @@ def _choose_chunk(
     most = tl.where(cut == 0, 1, tl.cdiv(longest, tl.maximum(wanted, 1)))
     chunk = tl.cdiv(longest, most * tile) * tile
 
-    # ceil(context / chunk), in floating point: half a token more than needed makes up for rounding.
-    inverse = 1.0 / chunk.to(tl.float32)
-    count = tl.floor((context[None, :] + (chunk - 0.5)[:, None]) * inverse[:, None])
-    num_items = tl.sum(count, 1)
+    # One cut per thread of a warp: a few threads would each repeat for all cuts what does not depend on the sequence.
+    num_items = tl.sum(_quotient(context.to(tl.float32)[:, None], chunk.to(tl.float32)[None, :]), 0)
     num_programs = tl.maximum(num_items, 1) * num_kv_heads
     num_tokens = tl.sum(context.to(tl.float32)) * num_kv_heads
     waves = tl.ceil(num_programs / num_slots)
@@ -239,9 +244,9 @@ def _plan_items(
     count, length = _cut(context, chunk, tile)
     own_count, own_length = _cut(own_context, chunk, tile)
     # Longest items first.
-    is_earlier = length[None, :] > own_length[:, None]
-    is_earlier |= (length[None, :] == own_length[:, None]) & (sequence[None, :] < owner[:, None])
-    first_item = tl.sum(tl.where(is_earlier, count[None, :], 0), 1)
+    is_earlier = length[:, None] > own_length[None, :]
+    is_earlier |= (length[:, None] == own_length[None, :]) & (sequence[:, None] < owner[None, :])
+    first_item = tl.sum(tl.where(is_earlier, count[:, None], 0), 0)
 
     for first in range(0, tl.max(own_count), items_at_once):
         index = first + tl.arange(0, items_at_once)[None, :]

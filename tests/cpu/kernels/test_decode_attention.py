@@ -6,18 +6,26 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 pytest.importorskip("triton")
 
 from engine.kernels.decode_attention import decode_attention
-from engine.kernels.decode_plan import DecodeTuning, DecodeWorkspace, allocate_workspace, plan_decode
+from engine.kernels.decode_plan import (
+    DecodeTuning,
+    DecodeWorkspace,
+    allocate_workspace,
+    default_tuning,
+    plan_decode,
+)
 
 EPS = 1e-6
 FP32_TOLERANCE = 2e-5
-# Items of one tile, so that even short contexts are cut into several.
-MANY_ITEMS = DecodeTuning(tile=16, items_per_sequence=8)
-HELD = DecodeTuning(tile=16, items_per_sequence=3, holds_first_tile=True)
-ONE_ITEM = DecodeTuning(tile=32, programs_per_multiprocessor=0, items_per_sequence=1)
+# Items of a tile or two, so that even short contexts are cut into several.
+MANY_ITEMS = DecodeTuning(tile=16, busy_programs=64, spare_programs=16, start_us=0, combine_us=0)
+HELD = DecodeTuning(tile=16, busy_programs=32, spare_programs=8, start_us=0, combine_us=0, holds_first_tile=True)
+ONE_ITEM = DecodeTuning(tile=32, combine_us=1e6)
 
 
 @pytest.fixture
@@ -179,7 +187,7 @@ def check(
 RAGGED = [1, 0, 2, 16, 17, 33, 0, 64, 65, 130]
 
 
-@pytest.mark.parametrize("tuning", [MANY_ITEMS, HELD, ONE_ITEM, DecodeTuning(tile=64)])
+@pytest.mark.parametrize("tuning", [MANY_ITEMS, HELD, ONE_ITEM, DecodeTuning(tile=64, num_stages=2)])
 def test_ragged_batch_with_padding(device, tuning):
     check(make_case(RAGGED, device), tuning)
 
@@ -215,9 +223,8 @@ def test_half_precision(device, dtype, tuning):
 
 def test_one_long_sequence_among_short_ones_is_cut_into_many_items(device):
     case = make_case([3, 700, 0, 20], device, num_kv_heads=1, group=3)
-    tuning = DecodeTuning(tile=16, items_per_sequence=8)
-    workspace = workspace_for(case, tuning)
-    check(case, tuning, workspace=workspace)
+    workspace = workspace_for(case, MANY_ITEMS)
+    check(case, MANY_ITEMS, workspace=workspace)
     assert int((workspace.items[:, 0] == 1).sum()) > 20
 
 
@@ -241,28 +248,87 @@ def test_prefill_tokens_after_the_decodes_are_left_alone(device):
     assert (key_cache.isnan() != case.key_cache.isnan()).sum() == 2 * 64
 
 
-@pytest.mark.parametrize("num_sequences", [1, 5, 300])
-@pytest.mark.parametrize("longest", [1, 60, 5000])
-def test_plan_covers_every_token_once(device, num_sequences, longest):
-    generator = torch.Generator().manual_seed(longest)
-    context_lens = torch.randint(0, longest + 1, (num_sequences,), generator=generator, dtype=torch.int32)
-    context_lens[0] = longest
-    rows = torch.where(context_lens > 0, torch.arange(num_sequences, dtype=torch.int32) + 7, -1)
-    tuning = DecodeTuning(tile=32)
-    workspace = allocate_workspace(num_sequences, 4, 2, 64, torch.float32, device, tuning)
-    plan = plan_decode(rows.to(device), context_lens.to(device), workspace, tuning)
-
-    covered: dict[int, int] = {}
+def planned(
+    context_lens: list[int], device: torch.device, tuning: DecodeTuning, num_kv_heads: int = 2
+) -> list[list[int]]:
+    """The items of a plan in use, after checking that they cover every context once, the longest of them first."""
+    contexts = torch.tensor(context_lens, dtype=torch.int32)
+    rows = torch.where(contexts > 0, torch.arange(len(contexts), dtype=torch.int32) + 7, -1)
+    workspace = allocate_workspace(len(contexts), 2 * num_kv_heads, num_kv_heads, 128, torch.bfloat16, device, tuning)
+    workspace.items.fill_(5)
+    plan = plan_decode(rows.to(device), contexts.to(device), workspace, tuning)
     items = workspace.items[: plan.max_items].tolist()
     used = [item for item in items if item[0] >= 0]
     assert items[: len(used)] == used
+
+    covered = dict.fromkeys(range(len(contexts)), 0)
     for index, (sequence, start, end, row, first_item, num_items, holds_newest, _) in enumerate(used):
-        assert start == covered.get(sequence, 0) and start % tuning.tile == 0 and end > start
+        assert start == covered[sequence] and start % tuning.tile == 0 and end > start
         covered[sequence] = end
         assert row == sequence + 7
         assert first_item <= index < first_item + num_items
         assert holds_newest == (end == context_lens[sequence]) == (index == first_item + num_items - 1)
-    assert [covered.get(sequence, 0) for sequence in range(num_sequences)] == context_lens.tolist()
+    assert list(covered.values()) == context_lens
+    lengths = [-(-end // tuning.tile) for _, start, end, *_ in used if start == 0]
+    assert lengths == sorted(lengths, reverse=True)
+    return used
+
+
+@pytest.mark.parametrize("num_sequences", [1, 5, 64, 300])
+@pytest.mark.parametrize("longest", [1, 60, 5000, 500_000])
+@pytest.mark.parametrize("tuning", [DecodeTuning(tile=32), MANY_ITEMS])
+def test_plan_covers_every_token_once(device, num_sequences, longest, tuning):
+    generator = torch.Generator().manual_seed(longest)
+    context_lens = torch.randint(0, longest + 1, (num_sequences,), generator=generator).tolist()
+    planned([longest, *context_lens[1:]], device, tuning)
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(
+    context_lens=st.lists(
+        st.one_of(st.integers(0, 70), st.integers(0, 3000), st.integers(0, 1 << 19)), min_size=1, max_size=40
+    ),
+    tile=st.sampled_from([16, 64]),
+    spare_programs=st.integers(0, 40),
+    busy_programs=st.integers(0, 40),
+    num_kv_heads=st.integers(1, 9),
+)
+def test_plan_covers_any_contexts(context_lens, tile, spare_programs, busy_programs, num_kv_heads):
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    tuning = DecodeTuning(tile=tile, spare_programs=spare_programs, busy_programs=busy_programs, combine_us=0.0)
+    planned(context_lens, device, tuning, num_kv_heads)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Contexts, and the number of items that an H200 (132 multiprocessors) should cut the first into."""
+
+    name: str
+    context_lens: list[int]
+    fewest: int
+    most: int
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        Batch("one wave needs no cut", [512] * 64, 1, 1),
+        Batch("many waves need no cut", [512] * 256, 1, 1),
+        Batch("a little more than one wave is better cut", [2048] * 70, 2, 4),
+        Batch("alone and short, as short as a tile", [512], 8, 16),
+        Batch("alone and long, as many as keep memory busy", [32768], 24, 40),
+        Batch("few", [512] * 4, 4, 8),
+        Batch("long among short", [32768, *[512] * 63], 20, 33),
+        Batch("short among long", [512, *[32768] * 15], 1, 1),
+    ],
+    ids=lambda batch: batch.name,
+)
+def test_a_context_is_cut_where_that_saves_time(device, monkeypatch, batch):
+    monkeypatch.setattr("engine.kernels.decode_plan.num_multiprocessors", lambda device: 132)
+    tuning = default_tuning(len(batch.context_lens), 128, torch.bfloat16)
+    items = planned(batch.context_lens, device, tuning, num_kv_heads=8)
+    (num_items,) = {item[5] for item in items if item[0] == 0}
+    assert batch.fewest <= num_items <= batch.most
 
 
 def test_too_small_a_workspace_is_refused(device):
