@@ -3,11 +3,11 @@
 Every time is that of one CUDA graph that goes through all layers of a model with their own weights
 (qkv, o, gate_up, down of each layer in order), so that the L2 cache does not help and each kernel
 follows the one it follows in a decode step.  Ways: `ops` is what the engine runs (`TritonOps`);
-`vector` folds norm and activation into products of at most 4 rows; `split` and `cublas` give them
-kernels of their own, before `split_linear` or torch's linear.
+`vector` folds norm and activation into products of at most 4 rows; `cublas` gives them kernels of their
+own, before torch's linear.
 
     python benchmarks/kernels/linear_ops.py [--models qwen3-0.6b,llama-3.1-8b] [--rows 1,8,64] [--ways ops,cublas]
-    python benchmarks/kernels/linear_ops.py --sweep --ways split --rows 8,64 [--models qwen3-0.6b] [--budget 140]
+    python benchmarks/kernels/linear_ops.py --sweep --ways vector --rows 1,2 [--models qwen3-0.6b] [--budget 140]
 
 Needs an NVIDIA GPU.  Prints tables, and as its last line one JSON object.
 """
@@ -34,12 +34,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from triton.runtime.errors import OutOfResources
 
 from engine.kernels import skinny_linear as skinny
-from engine.kernels import split_linear as split
 from engine.kernels.gated import silu_mul
 from engine.kernels.launch import num_multiprocessors
 from engine.kernels.rms_norm import add_rms_norm
 from engine.kernels.skinny_linear import SkinnyTuning
-from engine.kernels.split_linear import SplitTuning
 from engine.kernels.triton_ops import TritonOps
 
 T = TypeVar("T")
@@ -47,8 +45,7 @@ R = TypeVar("R")
 DTYPE = torch.bfloat16
 EPS = 1e-6
 DEVICE = torch.device("cuda")
-WAYS = ("ops", "vector", "split", "cublas")
-Tuning = SkinnyTuning | SplitTuning
+WAYS = ("ops", "vector", "cublas")
 PRODUCTS = ("qkv", "o", "gate_up", "down", "head")
 
 
@@ -124,7 +121,6 @@ class Decoder:
     layers: list[dict[str, torch.Tensor]]
     head: torch.Tensor
     norm: torch.Tensor
-    counters: torch.Tensor
     ops: TritonOps = field(default_factory=TritonOps)
     tunings: dict[str, Any] = field(default_factory=dict)
 
@@ -139,7 +135,6 @@ class Decoder:
             layers,
             random(*model.shape("head"), scale=0.02),
             random(model.hidden),
-            split.allocate_counters(DEVICE),
         )
 
     def inputs(self, rows: int) -> dict[str, torch.Tensor]:
@@ -170,8 +165,6 @@ class Decoder:
             return self.ops.linear(x, weight, None)
         if way == "vector" and skinny.supports(x, weight):
             return skinny.skinny_linear(x, weight, None, self.tunings.get(product))
-        if way == "split" and product != "head" and split.supports(x, weight):
-            return split.split_linear(x, weight, None, self.counters, self.tunings.get(product))
         return linear(x, weight)
 
     def gated_linear(self, way: str, gate_up: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -279,34 +272,18 @@ def vector_candidates(rows: int, k: int) -> Iterator[SkinnyTuning]:
             yield tuning
 
 
-def split_candidates(rows: int, n: int, k: int) -> Iterator[SplitTuning]:
-    """Tunings that give about one or two programs an SM and leave room for the next kernel."""
-    num_sms = num_multiprocessors(DEVICE)
-    block_m = split.choose_tuning(rows, n, k, num_sms).block_m
-    for block_n, block_k, splits in itertools.product((16, 32, 64, 128), (64, 128, 256), (1, 2, 4, 8)):
-        num_programs = -(-n // block_n) * splits
-        blocks = k // (block_k * splits)
-        if k % block_k or not blocks or not num_sms // 3 <= num_programs <= 2 * num_sms:
-            continue
-        most = min(100 * 1024 // (2 * (block_n + block_m) * block_k), blocks + 1, 8)
-        for num_stages in {most, max(most // 2, 2)}:
-            for num_warps in (4, 8) if block_n * block_m >= 4096 else (4,):
-                if most >= 2:
-                    yield SplitTuning(block_n, block_m, block_k, splits, num_warps, num_stages)
-
-
-def sweep(model: Model, way: str, rows: int, deadline: float) -> dict[str, object]:
+def sweep(model: Model, rows: int, deadline: float) -> dict[str, object]:
     """Tune one product after the other, each within the whole chain of layers."""
+    way = "vector"
     decoder = Decoder.random(model)
     inputs = decoder.inputs(rows)
     results: dict[str, object] = {}
-    for product in PRODUCTS if way == "vector" else PRODUCTS[:4]:
+    for product in PRODUCTS:
         work = partial(decoder.run_head if product == "head" else decoder.run_layers, way, inputs)
         n, k = model.shape(product)
-        chosen: Tuning = (skinny if way == "vector" else split).choose_tuning(rows, n, k, num_multiprocessors(DEVICE))
-        others = vector_candidates(rows, k) if way == "vector" else split_candidates(rows, n, k)
-        tried = [chosen, *(tuning for tuning in others if tuning != chosen)]
-        timed: list[tuple[float, Tuning]] = []
+        chosen = skinny.choose_tuning(rows, n, k, num_multiprocessors(DEVICE))
+        tried = [chosen, *(tuning for tuning in vector_candidates(rows, k) if tuning != chosen)]
+        timed: list[tuple[float, SkinnyTuning]] = []
         for tuning in usable(decoder, way, product, inputs, tried):
             decoder.tunings[product] = tuning
             timed.append((microseconds(work, replays=5), tuning))
@@ -327,11 +304,11 @@ def sweep(model: Model, way: str, rows: int, deadline: float) -> dict[str, objec
 
 
 def usable(
-    decoder: Decoder, way: str, product: str, inputs: dict[str, torch.Tensor], tried: list[Tuning]
-) -> list[Tuning]:
+    decoder: Decoder, way: str, product: str, inputs: dict[str, torch.Tensor], tried: list[SkinnyTuning]
+) -> list[SkinnyTuning]:
     """Compiles all; leaves out what the device refuses."""
 
-    def runs(tuning: Tuning) -> bool:
+    def runs(tuning: SkinnyTuning) -> bool:
         lone = replace(decoder, layers=decoder.layers[:1], tunings={product: tuning})
         try:
             if product == "head":
@@ -349,7 +326,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--rows", default="1,2,4,8,16,32,64,128", help="rows of the products")
-    parser.add_argument("--ways", default="ops,cublas", help=f"of {', '.join(WAYS)}; with --sweep vector or split")
+    parser.add_argument("--ways", default="ops,cublas", help=f"of {', '.join(WAYS)}")
     parser.add_argument("--sweep", action="store_true", help="try tunings and print the best of each product")
     parser.add_argument("--budget", type=float, default=140, help="seconds after which a sweep stops")
     options = parser.parse_args()
@@ -362,10 +339,10 @@ def main() -> None:
     print(f"{torch.cuda.get_device_name()}: a sum reads {ceiling / 1e3:.0f} GB/s")
     results: dict[str, object] = {"read GB/s": ceiling / 1e3}
     if options.sweep:
-        cases = [(m, w, r) for m, w, r in itertools.product(models, ways, rows) if w == "split" or r <= skinny.MAX_ROWS]
-        for number, (model, way, count) in enumerate(cases):
+        cases = [(model, count) for model, count in itertools.product(models, rows) if count <= skinny.MAX_ROWS]
+        for number, (model, count) in enumerate(cases):
             share = (deadline - time.monotonic()) / (len(cases) - number)
-            results |= sweep(model, way, count, time.monotonic() + share)
+            results |= sweep(model, count, time.monotonic() + share)
     else:
         for model in models:
             results |= measure_model(model, rows, ways, ceiling)

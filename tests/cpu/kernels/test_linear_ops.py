@@ -12,11 +12,9 @@ import torch
 from torch.nn.functional import linear, rms_norm, silu
 
 from engine.kernels import skinny_linear as skinny
-from engine.kernels import split_linear as split
 from engine.kernels.gated import silu_mul
 from engine.kernels.rms_norm import add_rms_norm
 from engine.kernels.skinny_linear import SkinnyTuning
-from engine.kernels.split_linear import SplitTuning
 from engine.kernels.torch_ops import TorchOps
 from engine.kernels.triton_ops import TritonOps
 
@@ -184,29 +182,6 @@ def test_triton_ops_equal_torch_ops(rows, n, k, dtype):
     inputs.assert_unchanged()
 
 
-# Ragged N and M, one and several parts of K (even and uneven), one and several tiles of M.
-SPLIT_SHAPES = [
-    (5, 64, 448, None),
-    (9, 70, 256, SplitTuning(32, 16, 64, splits=2, num_warps=4, num_stages=2)),
-    (33, 40, 192, SplitTuning(64, 16, 64, splits=1, num_warps=4, num_stages=2)),
-    (64, 100, 320, SplitTuning(64, 64, 64, splits=4, num_warps=4, num_stages=3)),
-    (100, 72, 128, SplitTuning(16, 32, 128, splits=1, num_warps=4, num_stages=2)),
-    (128, 64, 256, None),
-]
-
-
-@pytest.mark.parametrize(("rows", "n", "k", "tuning"), SPLIT_SHAPES)
-@pytest.mark.parametrize("bias", [True, False])
-def test_split_linear(rows, n, k, tuning, bias):
-    inputs = Inputs(rows, n, k, torch.bfloat16, bias=bias)
-    counters = split.allocate_counters(DEVICE)
-    output = split.split_linear(inputs.hidden, inputs.weight, inputs.bias, counters, tuning)
-    assert_close(output, expected_product(inputs.hidden, inputs))
-    assert not counters.any()
-    assert torch.equal(output, split.split_linear(inputs.hidden, inputs.weight, inputs.bias, counters, tuning))
-    inputs.assert_unchanged()
-
-
 SIZES = (576, 1024, 4096, 6144, 14336, 28672, 49152, 151936)
 
 
@@ -216,14 +191,3 @@ def test_skinny_tuning_is_within_what_the_kernel_takes():
         assert tuning.num_warps in (4, 8, 16)
         assert tuning.block_n in (1, 2, 4, 8)
         assert 64 <= tuning.num_registers <= 255
-
-
-def test_split_tuning_is_within_what_the_kernel_takes():
-    for rows, n, k in itertools.product((5, 8, 33, 64, 128), SIZES, SIZES):
-        tuning = split.choose_tuning(rows, n, k, 132)
-        assert k % tuning.block_k == 0
-        assert tuning.num_stages >= 2
-        assert 16 <= tuning.block_m <= 128
-        assert tuning.shared_memory <= 110 * 1024
-        if tuning.splits > 1:
-            assert -(-n // tuning.block_n) * -(-rows // tuning.block_m) <= split.NUM_COUNTERS
