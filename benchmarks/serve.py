@@ -19,6 +19,7 @@ import math
 import os
 import statistics
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,8 @@ if __name__ == "__main__":
 
 from benchmarks.http_load import RequestFailed, Target, Timing, closed_loop, open_loop
 
+PAUSE_S = 3.0
+"""Between the warm-up of a level and its measurement: a quiet moment, in which a worker prepares what it lacked."""
 MAX_PROCESSES = 8
 
 
@@ -78,6 +81,7 @@ def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     results = []
     for num_streams in arguments.streams:
         closed_loop(target, num_streams, 1, processes, seed=-num_streams)
+        time.sleep(PAUSE_S)
         timings = closed_loop(target, num_streams, arguments.rounds, processes, arguments.seed + num_streams)
         results.append({"streams": num_streams, **summarise(timings, arguments.offline_rate)})
         print_row(results[-1], with_head=len(results) == 1)

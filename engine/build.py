@@ -106,7 +106,7 @@ def _prepare_device(config: EngineConfig, device: torch.device) -> Path | None:
     if device.type != "cuda":
         return None
     # Steps of changing size would leave holes between fixed segments, which the budget has no room for.
-    torch.cuda.memory._set_allocator_settings("expandable_segments:True")
+    torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
     return use_kernel_cache(Path(config.cache_dir) if config.cache_dir else None, device)
 
 

@@ -41,7 +41,7 @@ class DecodeTuning:
     holds_first_tile: bool = False  # requests the first tile of an item before the query: for short items
     busy_programs: int = 2  # per multiprocessor, that keep memory busy
     spare_programs: int = 2  # per multiprocessor, beyond one for each sequence and KV head: room for a cut
-    start_us: float = 3.0  # from a program's start until it reads at full rate
+    start_us: float = 1.5  # from a program's start until it reads at full rate
     combine_us: float = 2.0  # from the last item's end to the output, for few items
 
     @property
@@ -64,11 +64,13 @@ class DecodeTuning:
 def default_tuning(num_sequences: int, head_dim: int, dtype: torch.dtype) -> DecodeTuning:
     """The launch parameters for a batch; host-known figures only, so that a graph can be captured."""
     row_bytes = triton.next_power_of_2(head_dim) * dtype.itemsize
-    tile = max(16, min(32, 16384 // row_bytes))
-    programs = 4 if row_bytes <= 256 else 2  # wider rows need more registers and shared memory
-    if num_sequences <= 16:
-        return DecodeTuning(tile, 4, 3, programs, holds_first_tile=True, spare_programs=4)
-    return DecodeTuning(tile, 4, 4, programs)
+    largest_tile = max(16, 16384 // row_bytes)
+    is_wide = row_bytes > 256  # wider rows need more registers and shared memory
+    if num_sequences <= 4:
+        return DecodeTuning(min(32, largest_tile), 2, 4, 2 if is_wide else 3, holds_first_tile=True, spare_programs=4)
+    if num_sequences <= 32:
+        return DecodeTuning(min(64, largest_tile), 2, 4, 1 if is_wide else 2, spare_programs=4)
+    return DecodeTuning(min(32, largest_tile), 4, 3, 2 if is_wide else 4)
 
 
 @dataclass(frozen=True, slots=True)

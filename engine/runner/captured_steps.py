@@ -20,6 +20,9 @@ from engine.runner.graph_ladder import PROMPT_SIZES, GraphLadder, Outputs, decod
 from engine.runner.model_input import describe_sequences
 from engine.runner.rows import RowTable
 
+DECODE_PATIENCE = 8
+"""Steps of a size that are launched kernel by kernel: as much as a capture takes, and a passing size costs none."""
+
 _PADDING = np.array([-1, 0, 1, 0], dtype=np.int32)[:, None]  # row, first position, number of tokens, flat index
 _PROMPT_HEADER = 9  # two sequences, the prompt and its padding, and the index of the prompt's last token
 
@@ -44,9 +47,13 @@ class CapturedSteps:
         max_num_seqs, max_len = rows.token_ids.shape
         pool = torch.cuda.graph_pool_handle()
         sizes = decode_sizes(max_num_seqs)
-        self.decodes = GraphLadder("decodes", sizes, self._decode, _idle_decodes, rows.device, pool)
+        self.decodes = GraphLadder(
+            "decodes", sizes, self._decode, _idle_decodes, rows.device, pool, patience=DECODE_PATIENCE
+        )
         prompt_sizes = [size for size in PROMPT_SIZES if size <= max_len]
-        self.prompts = GraphLadder("a prompt", prompt_sizes, self._prompt, self._idle_prompt, rows.device, pool)
+        self.prompts = GraphLadder(
+            "a prompt", prompt_sizes, self._prompt, self._idle_prompt, rows.device, pool, patience=None
+        )
 
     @property
     def ladders(self) -> tuple[GraphLadder, GraphLadder]:

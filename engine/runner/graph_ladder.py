@@ -1,9 +1,9 @@
 """CUDA graphs of one kind of step, captured for the sizes that really occur.
 
 A step of a small model is hundreds of kernels of a few microseconds; a graph launches them as one.
-Steps are padded to the next size of a fixed ladder.  A size that comes up without a graph runs kernel
-by kernel and is captured when it comes up again, so the first token never waits for a capture; or ahead
-of time, while nothing else is to be done.  Used by `engine.runner.captured_steps`; knows nothing of what
+Steps are padded to the next size of a fixed ladder.  A size that comes up without a graph runs kernel by
+kernel, and is captured while nothing else is to be done, or on the spot when it keeps coming up: a first
+token never waits for a capture.  Used by `engine.runner.captured_steps`; knows nothing of what
 the captured function computes.
 """
 
@@ -53,8 +53,9 @@ class GraphLadder:
     """Graphs of one function for a ladder of sizes.
 
     `name` is for the log; `pool` is a `torch.cuda.graph_pool_handle`; `forward` is what is captured;
-    `idle_input` gives, for a size, an input that is valid and changes nothing.  Outputs lie in buffers that
-    the next replay overwrites: use them on the current stream before it.
+    `idle_input` gives, for a size, an input that is valid and changes nothing.  `patience` is how many steps of
+    a size run without a graph before one is captured on the spot; None leaves that to quiet moments.  Outputs
+    lie in buffers that the next replay overwrites: use them on the current stream before it.
     """
 
     def __init__(
@@ -65,6 +66,8 @@ class GraphLadder:
         idle_input: Callable[[int], np.ndarray],
         device: torch.device,
         pool: Any,
+        *,
+        patience: int | None,
     ) -> None:
         self.name = name
         self._ladder = sorted(ladder)
@@ -72,7 +75,9 @@ class GraphLadder:
         self._idle_input = idle_input
         self._device = device
         self._pool = pool
+        self._patience = patience
         self._captured: dict[int, _Captured] = {}
+        self._uses: dict[int, int] = {}
         self._wanted: set[int] = set()
         self._is_full = False
         self.on_capture: Callable[[int], None] = lambda size: None
@@ -103,20 +108,26 @@ class GraphLadder:
         return self._ladder[place] if place < len(self._ladder) else None
 
     def run(self, size: int, fill: Callable[[np.ndarray], None]) -> Outputs | None:
-        """Replay the graph of `size` on the input that `fill` writes; None the first time, when there is no graph."""
+        """Replay the graph of `size` on the input that `fill` writes; None while there is no graph."""
         captured = self._captured.get(size)
         if captured is None:
-            if size not in self._wanted:
-                if not self._is_full:
-                    self._wanted.add(size)
-                return None
-            self._wanted.discard(size)
-            captured = self._capture(size)
+            captured = self._capture_if_due(size)
             if captured is None:
                 return None
         host = torch.empty(captured.inputs.shape, dtype=torch.int32, pin_memory=True)
         fill(host.numpy())
         return captured.replay(host)
+
+    def _capture_if_due(self, size: int) -> _Captured | None:
+        """Note that `size` came up without a graph, and capture it once that has happened too often."""
+        if self._is_full:
+            return None
+        uses = self._uses[size] = self._uses.get(size, 0) + 1
+        self._wanted.add(size)
+        if self._patience is None or uses <= self._patience:
+            return None
+        self._wanted.discard(size)
+        return self._capture(size)
 
     def _capture(self, size: int) -> _Captured | None:
         """Capture `size`; None when memory does not suffice, and then no more is tried."""

@@ -51,7 +51,7 @@ def assert_keeps_what_is_allowed(logits: torch.Tensor, threshold: float, params:
     assert not bool((kept & ~in_top_k).any())
     assert not bool((kept & (scores < floor - tolerance)).any())
     # Everything that is dropped is dropped by some filter: what lies above it is enough for top-p already.
-    dropped = in_top_k & ~kept & (scores > floor + tolerance)
+    dropped = in_top_k & ~kept & (scores > floor + tolerance) & (mass > 0)
     if bool(dropped.any()):
         assert params.top_p < 1.0
         assert float(mass[kept].sum()) >= params.top_p * float(total) * (1 - 1e-6)
