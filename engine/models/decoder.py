@@ -128,6 +128,11 @@ class DecoderModel(torch.nn.Module):
             self.lm_head = Linear(config.hidden_size, {"": config.vocab_size}, placement, bias=False)
         self._missing = dict(self.weight_slots())
 
+    @property
+    def weight_bytes(self) -> int:
+        """What parameters and buffers take."""
+        return sum(tensor.nbytes for tensor in (*self.parameters(), *self.buffers()))
+
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, attention: AttentionBackend) -> torch.Tensor:
         """Token ids and positions, integers [T] -> hidden states before the final norm [T, hidden_size].
 
