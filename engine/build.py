@@ -6,6 +6,7 @@ Here "auto" becomes something, and the byte budget becomes blocks.  Called once 
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from engine.api.config import EngineConfig
-from engine.api.errors import InsufficientMemory
+from engine.api.errors import InsufficientMemory, UnsupportedModel
 from engine.api.wire import WorkerFacts
 from engine.attention.backend import AttentionBackend, AttentionSpec, CacheSpec
 from engine.attention.select import select_backend
@@ -89,6 +90,11 @@ def _prepare_device(config: EngineConfig, device: torch.device) -> Path | None:
     torch.set_num_threads(config.num_threads or devices.available_threads())
     if device.type != "cuda":
         return None
+    if importlib.util.find_spec("triton") is None:
+        raise UnsupportedModel(
+            "Triton, which the engine needs on NVIDIA GPUs, is not installed; install it (pip install triton), "
+            "or use --device cpu."
+        )
     budget_bytes, total_bytes = devices.memory_budget_bytes(config, device), devices.total_memory_bytes(device)
     torch.cuda.set_per_process_memory_fraction(min(1.0, budget_bytes / total_bytes), device)
     # Steps of changing size would leave holes between fixed segments, which the budget has no room for.

@@ -134,7 +134,7 @@ class Bench:
         self.out = torch.empty((batch, self.num_heads * HEAD_DIM), dtype=DTYPE, device=device)
 
     def default_tuning(self) -> DecodeTuning:
-        return default_tuning(len(self.shape.contexts), HEAD_DIM, DTYPE)
+        return default_tuning(len(self.shape.contexts), HEAD_DIM, DTYPE, torch.device("cuda"))
 
     def plan(self, tuning: DecodeTuning) -> DecodePlan:
         batch, device = len(self.shape.contexts), self.qkv.device

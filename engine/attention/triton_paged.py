@@ -102,7 +102,7 @@ class TritonPagedAttention:
         decode = None
         if num_decodes:
             cache = self._spec.cache
-            tuning = default_tuning(num_decodes, cache.head_dim, cache.dtype)
+            tuning = default_tuning(num_decodes, cache.head_dim, cache.dtype, self._device)
             decode = plan_decode(
                 metadata.rows[:num_decodes], metadata.context_lens[:num_decodes], self._workspace, tuning
             )

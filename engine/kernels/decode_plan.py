@@ -8,14 +8,14 @@ attention share.  Called by the Triton attention backend and by engine/kernels/d
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from engine.kernels.launch import num_multiprocessors, pdl_options, supports_pdl
+from engine.kernels.launch import num_multiprocessors, pdl_options, shared_memory_bytes, supports_pdl
 
 # One item: sequence (-1: unused), first token, end, line of its block table, its sequence's first item and
 # number of items, whether it holds the newest token, and one word to spare: 32 bytes, one memory sector.
@@ -50,6 +50,24 @@ class DecodeTuning:
         num_threads = self.programs_per_multiprocessor * self.num_warps * 32
         return min(_REGISTERS_PER_MULTIPROCESSOR // num_threads // 8 * 8, 255)
 
+    def within(self, shared_memory: int, row_bytes: int) -> DecodeTuning:
+        """The same with as few stages, programs and tokens less as let the tiles on their way share `shared_memory`."""
+        tuning = self
+        while 2 * tuning.tile * row_bytes * (tuning.num_stages - 1) * tuning.programs_per_multiprocessor > (
+            0.9 * shared_memory
+        ):
+            if tuning.num_stages > 3:
+                tuning = replace(tuning, num_stages=tuning.num_stages - 1)
+            elif tuning.programs_per_multiprocessor > 1:
+                tuning = replace(tuning, programs_per_multiprocessor=tuning.programs_per_multiprocessor - 1)
+            elif tuning.num_stages > 2:
+                tuning = replace(tuning, num_stages=2)
+            elif tuning.tile > 16:
+                tuning = replace(tuning, tile=tuning.tile // 2)
+            else:
+                break
+        return tuning
+
     def max_items(self, num_sequences: int, num_kv_heads: int, num_multiprocessors: int) -> int:
         """The most items that the contexts are cut into; where no cut is expected to pay, few more than sequences."""
         spare = -(-self.spare_programs * num_multiprocessors // num_kv_heads)
@@ -61,9 +79,14 @@ class DecodeTuning:
         return num_sequences + spare
 
 
-def default_tuning(num_sequences: int, head_dim: int, dtype: torch.dtype) -> DecodeTuning:
+def default_tuning(num_sequences: int, head_dim: int, dtype: torch.dtype, device: torch.device) -> DecodeTuning:
     """The launch parameters for a batch; host-known figures only, so that a graph can be captured."""
     row_bytes = triton.next_power_of_2(head_dim) * dtype.itemsize
+    return _best_tuning(num_sequences, row_bytes).within(shared_memory_bytes(device), row_bytes)
+
+
+def _best_tuning(num_sequences: int, row_bytes: int) -> DecodeTuning:
+    """What a sweep on an H200 found; rows are the keys of one token and head."""
     largest_tile = max(16, 16384 // row_bytes)
     is_wide = row_bytes > 256  # wider rows need more registers and shared memory
     if num_sequences <= 4:
@@ -112,7 +135,7 @@ def allocate_workspace(
     """Memory for batches of up to `max_num_seqs` decodes; `tuning` when the default is not what will be used."""
 
     def items_needed(num_sequences: int) -> int:
-        chosen = tuning or default_tuning(num_sequences, head_dim, dtype)
+        chosen = tuning or default_tuning(num_sequences, head_dim, dtype, device)
         return chosen.max_items(num_sequences, num_kv_heads, num_multiprocessors(device))
 
     max_items = max(items_needed(num_sequences) for num_sequences in range(1, max_num_seqs + 1))

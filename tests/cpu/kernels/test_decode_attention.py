@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("triton")
 
+from engine.kernels import decode_plan
 from engine.kernels.decode_attention import decode_attention
 from engine.kernels.decode_plan import (
     DecodeTuning,
@@ -325,7 +326,7 @@ class Batch:
 )
 def test_a_context_is_cut_where_that_saves_time(device, monkeypatch, batch):
     monkeypatch.setattr("engine.kernels.decode_plan.num_multiprocessors", lambda device: 132)
-    tuning = default_tuning(len(batch.context_lens), 128, torch.bfloat16)
+    tuning = default_tuning(len(batch.context_lens), 128, torch.bfloat16, device)
     items = planned(batch.context_lens, device, tuning, num_kv_heads=8)
     (num_items,) = {item[5] for item in items if item[0] == 0}
     assert batch.fewest <= num_items <= batch.most
@@ -336,3 +337,16 @@ def test_too_small_a_workspace_is_refused(device):
     workspace = allocate_workspace(2, 4, 2, 64, torch.float32, device, MANY_ITEMS)
     with pytest.raises(ValueError, match="too small for 3 sequences"):
         plan_decode(case.rows, case.context_lens, workspace, MANY_ITEMS)
+
+
+@pytest.mark.parametrize("kibibytes", [64, 100, 164, 228])
+@pytest.mark.parametrize("row_bytes", [128, 256, 512, 1024])
+@pytest.mark.parametrize("num_sequences", [1, 16, 256])
+def test_tuning_fits_the_shared_memory_of_smaller_gpus(kibibytes, row_bytes, num_sequences):
+    tuning = decode_plan._best_tuning(num_sequences, row_bytes)
+    fitted = tuning.within(kibibytes * 1024, row_bytes)
+    in_flight = 2 * fitted.tile * row_bytes * (fitted.num_stages - 1) * fitted.programs_per_multiprocessor
+    assert in_flight <= 0.9 * kibibytes * 1024
+    assert fitted.tile >= 16 and fitted.num_stages >= 2 and fitted.programs_per_multiprocessor >= 1
+    if kibibytes == 228:
+        assert fitted == tuning
