@@ -95,6 +95,7 @@ def _prepare_device(config: EngineConfig, device: torch.device) -> Path | None:
             "Triton, which the engine needs on NVIDIA GPUs, is not installed; install it (pip install triton), "
             "or use --device cpu."
         )
+    torch.cuda.set_device(device)  # Triton launches on the current device, whatever its tensors say
     budget_bytes, total_bytes = devices.memory_budget_bytes(config, device), devices.total_memory_bytes(device)
     torch.cuda.set_per_process_memory_fraction(min(1.0, budget_bytes / total_bytes), device)
     # Steps of changing size would leave holes between fixed segments, which the budget has no room for.

@@ -31,6 +31,8 @@ def resolve_device(name: str) -> torch.device:
         raise InvalidParameter("device", f"{name!r} is not a device; use auto, cpu or cuda.") from error
     if device.type == "cuda" and not torch.cuda.is_available():
         raise InvalidParameter("device", "No NVIDIA GPU is visible; use --device cpu, or check nvidia-smi.")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise InvalidParameter("device", f"There are {torch.cuda.device_count()} NVIDIA GPUs here, and no {name}.")
     return torch.device("cuda:0") if name == "cuda" else device
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -65,16 +66,53 @@ def test_neither_chunks_nor_company_matter(checkpoint: Path, dtype: torch.dtype)
     assert error.mean() < (2e-2 if dtype == torch.bfloat16 else 1e-5)
 
 
+def engine_with(checkpoint: Path, *, graphs: bool) -> LLM:
+    return LLM(
+        checkpoint, dtype="float32", device="cuda", max_model_len=512, max_num_seqs=16, enable_cuda_graphs=graphs
+    )
+
+
+def capture_all(llm: LLM) -> None:
+    """What a worker does in quiet moments."""
+    while llm.engine.has_spare_work:
+        llm.engine.spare_step()
+
+
 @pytest.mark.gpu
-def test_graphs_change_no_token(checkpoint: Path) -> None:
+@pytest.mark.parametrize(
+    "sampling",
+    [{"temperature": 0.0}, {"temperature": 0.9, "top_p": 0.9, "seed": 3, "logprobs": 1}],
+    ids=["greedy", "drawn"],
+)
+def test_graphs_change_no_token(checkpoint: Path, sampling: dict[str, Any]) -> None:
     """Batches of every size from 13 down, because the requests end one after another."""
-    params = [SamplingParams(temperature=0.0, max_tokens=8 + 3 * index, ignore_eos=True) for index in range(13)]
+    params = [SamplingParams(max_tokens=8 + 3 * index, ignore_eos=True, **sampling) for index in range(13)]
     prompts = [{"prompt_token_ids": ids} for ids in sequences(13, seed=2)]
     tokens = []
-    for enabled in (True, False):
-        llm = LLM(
-            checkpoint, dtype="float32", device="cuda", max_model_len=256, max_num_seqs=16, enable_cuda_graphs=enabled
-        )
+    for graphs in (True, False):
+        llm = engine_with(checkpoint, graphs=graphs)
         for _ in range(2):
             tokens.append([output.outputs[0].token_ids for output in llm.generate(prompts, params)])
+            capture_all(llm)
     assert tokens[0] == tokens[1] == tokens[2] == tokens[3]
+
+
+@pytest.mark.gpu
+def test_captured_prompts_give_the_same_tokens(checkpoint: Path) -> None:
+    """Prompts that come alone, of lengths around the captured sizes, and one whose beginning is cached."""
+    rng = random.Random(4)
+    lengths = (2, 15, 16, 17, 100, 128, 129, 300)
+    long = [rng.randrange(3, 320) for _ in range(400)]
+    prompts = [[rng.randrange(3, 320) for _ in range(length)] for length in lengths] + [long, [*long[:200], 5, 6, 7]]
+    params = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
+    tokens = []
+    for graphs in (True, False):
+        llm = engine_with(checkpoint, graphs=graphs)
+        llm.generate([{"prompt_token_ids": [9] * length} for length in lengths], params)
+        for length in (*lengths, 400):
+            llm.generate({"prompt_token_ids": [8] * length}, params)
+        capture_all(llm)
+        outputs = [llm.generate({"prompt_token_ids": prompt}, params)[0] for prompt in prompts]
+        assert outputs[-1].num_cached_tokens >= 192
+        tokens.append([output.outputs[0].token_ids for output in outputs])
+    assert tokens[0] == tokens[1]
