@@ -146,7 +146,7 @@ def _runner(
         # Imports Triton, which only GPUs need.
         from engine.runner.captured_steps import CapturedSteps
 
-        captured = CapturedSteps(model, attention, rows)
+        captured = CapturedSteps(model, attention, rows, max_num_batched_tokens=limits.max_num_batched_tokens)
     return ModelRunner(model, attention, rows, seed=config.seed, captured=captured)
 
 

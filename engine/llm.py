@@ -35,7 +35,7 @@ OnProgress = Callable[[str, int, int], None]
 
 
 class LLM:
-    """A model loaded in this process.
+    """A model loaded in this process; on a GPU one at a time, since its memory budget is the process's.
 
     Raises `EngineError` (`UnsupportedModel`, `BrokenCheckpoint`, `InsufficientMemory`) when the model cannot
     be loaded, and `store.errors.ModelNotFound` for a name that is not installed.

@@ -7,10 +7,12 @@ launched before the oldest one's tokens are known here.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 
 import msgspec
+import torch
 
 from engine.api.config import EngineConfig
 from engine.api.output import StepOutput
@@ -19,13 +21,15 @@ from engine.api.sampling import SamplingParams
 from engine.api.wire import EngineStats
 from engine.build import OnProgress, build_engine
 from engine.core.batch import ScheduledBatch
+from engine.runner.largest_step import EVERY_WAY
 from engine.runner.model_runner import PendingStep
+
+log = logging.getLogger(__name__)
 
 WARM_UP_SEQUENCE_ID = 0
 PLAIN = SamplingParams(temperature=0.0)
-EVERY_WAY = SamplingParams(
-    temperature=0.8, top_k=20, top_p=0.9, min_p=0.1, seed=0, repetition_penalty=1.1, logit_bias={0: 1.0}, logprobs=1
-)
+WARM_UP_TOKENS = 17
+"""More than a block of 16, so that the warm-up has a prompt to compute and not a single token."""
 
 
 class EngineLoop:
@@ -75,10 +79,18 @@ class EngineLoop:
     def step(self) -> list[StepOutput]:
         """Advance every running sequence that the budgets allow by one step.
 
-        After an exception, an interrupt included, every sequence has ended and the engine can go on.
+        A step for which the device's memory does not suffice ends every sequence with an error.  After any other
+        exception, an interrupt included, every sequence has ended too and the engine can go on.
         """
         try:
             return self._step()
+        except torch.cuda.OutOfMemoryError:
+            log.exception("a step ran out of memory")
+            self._in_flight.clear()
+            return self._scheduler.abort_all(
+                "The device ran out of memory; lower max_num_seqs or gpu_memory_utilization, or stop other programs "
+                "that use the device."
+            )
         except BaseException:
             # The scheduler counts what it scheduled as computed, and offers it to later prompts.
             self._in_flight.clear()
@@ -97,12 +109,14 @@ class EngineLoop:
         return self._scheduler.commit(oldest, pending.wait())
 
     def _warm_up(self) -> None:
-        """Produce real tokens, so that "ready" means that the whole path has run.
+        """Produce real tokens from a prompt, so that "ready" means that the whole path has run.
 
-        Where kernels are compiled, one of the tokens is drawn in every way that there is, so that nobody waits later.
+        Where kernels are compiled, one prompt's tokens are drawn in every way that there is.  Kernels of other batch
+        sizes may still be compiled when they first come up.
         """
-        for sampling in (PLAIN, EVERY_WAY) if self._runner.compiles else (PLAIN,):
-            self.submit(Prompt(WARM_UP_SEQUENCE_ID, (0,), 2, sampling))
+        num_tokens = max(1, min(WARM_UP_TOKENS, self._scheduler.config.max_model_len - 2))
+        for token_id, sampling in enumerate((PLAIN, EVERY_WAY) if self._runner.compiles else (PLAIN,)):
+            self.submit(Prompt(WARM_UP_SEQUENCE_ID, (token_id,) * num_tokens, 2, sampling))
             while self.has_work:
                 self.step()
         self._scheduler.reset_stats()

@@ -57,6 +57,8 @@ def choose_limits(config: EngineConfig, model_config: DecoderConfig, device: tor
             "trained for; lower it.",
         )
     max_model_len = config.max_model_len or trained_for
+    if max_model_len < 2:
+        raise InvalidParameter("max_model_len", "max_model_len must hold a prompt and an answer: at least 2 tokens.")
     token_budget = config.max_num_batched_tokens or _default_token_budget(device)
     if not config.enable_chunked_prefill:
         token_budget = max(token_budget, max_model_len)
@@ -131,7 +133,7 @@ class Sizer:
         )
         log.info("%s", use.describe(budget_bytes=budget_bytes, cache_bytes=plan.num_blocks * spec.bytes_per_block))
         if self._device.type == "cuda" and self._config.num_kv_blocks is None:
-            # A step that needs more than was measured frees what it can or fails alone; it takes no other's share.
+            # A step that needs more than was measured fails; it takes no other's share.
             share = (budget_bytes - use.outside) / devices.total_memory_bytes(self._device)
             torch.cuda.set_per_process_memory_fraction(min(1.0, share), self._device)
         return plan
@@ -163,11 +165,14 @@ class Sizer:
                 f"{self._weights / GIB:.2f} GiB; choose a smaller model, or stop other programs that use the device."
             ) from error
         held = torch.cuda.memory_allocated(device) - self._weights
-        row_bytes = 4 * limits.max_num_seqs * (limits.max_model_len + limits.max_model_len // self._config.block_size)
+        max_blocks = -(-limits.max_model_len // self._config.block_size)
+        row_bytes = 4 * limits.max_num_seqs * (limits.max_model_len + max_blocks)
         # What is in use on a device that nobody uses is the driver's own, and part of what others see in use.
         before = self._in_use_before
         outside = devices.measure_outside_bytes(device, before) + min(before or 0, DRIVER_BYTES)
-        return MemoryUse(self._weights, peak + held + row_bytes, self._graph_bytes(limits.max_num_seqs), outside)
+        has_graphs = self._attention.is_capturable and self._config.enable_cuda_graphs
+        graphs = self._graph_bytes(limits.max_num_seqs) if has_graphs else 0
+        return MemoryUse(self._weights, peak + held + row_bytes, graphs, outside)
 
     def _graph_bytes(self, max_num_seqs: int) -> int:
         """What the graphs of all sizes keep: each its own logits, and together the activations of the largest."""

@@ -1,7 +1,7 @@
 """`EngineConfig`: everything that is fixed for the life of one engine.
 
 Built once, by `engine.LLM` or by the daemon's supervisor, and sent to the worker in the
-first frame.  "auto" is resolved into other objects (`ModelSpec`, `CachePlan`), never
+first frame.  "auto" is resolved into other objects (`Limits`, `CachePlan`), never
 written back here.
 """
 
@@ -23,7 +23,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     lets the engine take `gpu_memory_utilization` of the device's total.
     `num_kv_blocks` overrides the size computed from the budget.
     `max_num_seqs` (sequences) and `max_num_batched_tokens` bound one step; None chooses by device.
-    `enable_cuda_graphs` captures decode steps on NVIDIA GPUs; without, every kernel is launched by itself.
+    `enable_cuda_graphs` captures decode steps and short prompts on NVIDIA GPUs; without, each kernel is launched apart.
     `cache_dir` is where compiled kernels and the like are kept between starts; None means the user's data root.
     """
 

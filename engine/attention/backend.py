@@ -113,6 +113,9 @@ class AttentionBackend(Protocol):
     def attend(self, layer_index: int, qkv: torch.Tensor, rotation: Rotation, norms: HeadNorms | None) -> torch.Tensor:
         """Store the step's keys and values, then return causal attention of its queries over the cache.
 
+        Those of prompts are stored before anything is read, since a prefix may be read in the step that computes
+        it; a decode's are read by itself alone (`engine.core.prefix_cache`).
+
         qkv [T, (num_heads + 2 num_kv_heads) x head_dim]: query, key and value heads as projected; the backend
         may overwrite it.  Returns [T, num_heads x head_dim].  Scores are scaled by head_dim ** -0.5.
         """

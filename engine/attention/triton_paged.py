@@ -17,7 +17,7 @@ import torch
 
 from engine.api.errors import InsufficientMemory
 from engine.attention.backend import AttentionMetadata, AttentionSpec, HeadNorms
-from engine.kernels.decode_attention import decode_attention
+from engine.kernels.decode_attention import MAX_GROUP, decode_attention
 from engine.kernels.decode_plan import DecodePlan, allocate_workspace, default_tuning, plan_decode
 from engine.kernels.prefill_attention import (
     EMPTY_TILE,
@@ -32,7 +32,7 @@ from engine.kernels.rotate_store import rotate_and_store
 from engine.layers.rotary import Rotation
 from engine.runner.transfer import upload
 
-_MAX_GROUP = 16
+_MIN_HEAD_DIM = 16  # the least that a tensor core multiplies
 _MAX_HEAD_DIM = 256
 
 
@@ -75,10 +75,12 @@ class TritonPagedAttention:
         reasons = []
         if device.type != "cuda":
             reasons.append("It needs an NVIDIA GPU.")
-        if spec.num_heads // spec.cache.num_kv_heads > _MAX_GROUP:
-            reasons.append(f"More than {_MAX_GROUP} query heads share a key head.")
-        if spec.cache.head_dim > _MAX_HEAD_DIM or spec.cache.head_dim % 2:
-            reasons.append(f"Heads of {spec.cache.head_dim} features are not even or above {_MAX_HEAD_DIM}.")
+        if spec.num_heads // spec.cache.num_kv_heads > MAX_GROUP:
+            reasons.append(f"More than {MAX_GROUP} query heads share a key head.")
+        if not _MIN_HEAD_DIM <= spec.cache.head_dim <= _MAX_HEAD_DIM or spec.cache.head_dim % 2:
+            reasons.append(
+                f"Heads of {spec.cache.head_dim} features are odd, below {_MIN_HEAD_DIM} or above {_MAX_HEAD_DIM}."
+            )
         return reasons
 
     def allocate(self, num_blocks: int) -> None:

@@ -6,10 +6,12 @@ Hashes are computed once per block and kept on the sequence.
 
 When a block may be found.  Its tokens must be known to the host and the step that computes it must
 have been scheduled; it need not have run.  The device runs steps in the order they were scheduled,
-and within a step each attention layer stores all keys and values before it reads any
-(`engine.attention.backend`).  Whoever finds the block is scheduled later, so it reads what has been
-written, for every pipeline depth.  That is why sequences with a common prefix that arrive together
-compute it once.  Only a step that fails breaks the promise; then `Scheduler.abort_all` clears the cache.
+and within a step each attention layer stores the keys and values of prompts before it reads any
+(`engine.attention.backend`).  Those of decodes need not be stored first: a sequence that computes one
+token and samples never completes a block that another finds in the same step.  Whoever finds a block
+is scheduled later, so it reads what has been written, for every pipeline depth.  That is why sequences
+with a common prefix that arrive together compute it once.  Only a step that fails breaks the promise;
+then `Scheduler.abort_all` clears the cache.
 
 Called by `engine.core.scheduler`; the blocks themselves belong to `engine.core.block_pool`.
 """

@@ -30,7 +30,7 @@ from engine.kernels.launch import pdl_options, supports_pdl
 
 __all__ = ["DecodePlan", "DecodeTuning", "allocate_workspace", "decode_attention", "default_tuning", "plan_decode"]
 
-_MAX_GROUP = 16
+MAX_GROUP = 16
 _QUERY_ROWS = tl.constexpr(16)  # the smallest tile a tensor core takes; holds the query heads of one KV head
 _COMBINED_ELEMENTS = tl.constexpr(COMBINED_ELEMENTS)
 
@@ -66,7 +66,7 @@ def decode_attention(
     _, num_kv_heads, block_size, head_dim = key_cache.shape
     group = qkv.shape[1] // (num_kv_heads * head_dim) - 2
     assert workspace.partials.shape[1:] == (num_kv_heads * group, head_dim)
-    assert group <= _MAX_GROUP
+    assert group <= MAX_GROUP
     assert qkv.stride(0) == qkv.shape[1] and out.stride(0) == num_kv_heads * group * head_dim
     assert key_cache.is_contiguous() and value_cache.is_contiguous() and block_tables.stride(1) == 1
     _attend_item[(num_kv_heads, plan.max_items)](

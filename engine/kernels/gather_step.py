@@ -15,7 +15,7 @@ from engine.kernels.launch import pdl_options, supports_pdl
 _TILE = 256
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_sequences"])
 def _gather_step_kernel(
     sequences,
     token_table,

@@ -1,7 +1,7 @@
 """`Checkpoint`: a model on disk as a config and a stream of named tensors, whatever its format.
 
 Config keys and tensor names are those of Hugging Face checkpoints; each format's file
-translates.  Knows no model classes.  Used by the loader and by the engine loop.
+translates.  Knows no model classes.  Used by the loader and by `engine.build`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Build a model and stream a checkpoint into it.
 
 The loader knows no tensor by name: the model says what it needs and what may be left over,
-and loading ends only when nothing is missing.  Called by the engine loop.
+and loading ends only when nothing is missing.  Called by `engine.build`.
 """
 
 from __future__ import annotations

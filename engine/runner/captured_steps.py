@@ -40,7 +40,9 @@ class CapturableModel(Protocol):
 class CapturedSteps:
     """Graphs of one model over one row table and one KV cache, which must stay where they are."""
 
-    def __init__(self, model: CapturableModel, attention: AttentionBackend, rows: RowTable) -> None:
+    def __init__(
+        self, model: CapturableModel, attention: AttentionBackend, rows: RowTable, *, max_num_batched_tokens: int
+    ) -> None:
         self._model = model
         self._attention = attention
         self._rows = rows
@@ -50,7 +52,7 @@ class CapturedSteps:
         self.decodes = GraphLadder(
             "decodes", sizes, self._decode, _idle_decodes, rows.device, pool, patience=DECODE_PATIENCE
         )
-        prompt_sizes = [size for size in PROMPT_SIZES if size <= max_len]
+        prompt_sizes = [size for size in PROMPT_SIZES if size <= min(max_len, max_num_batched_tokens)]
         self.prompts = GraphLadder(
             "a prompt", prompt_sizes, self._prompt, self._idle_prompt, rows.device, pool, patience=None
         )

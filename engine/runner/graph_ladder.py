@@ -29,7 +29,8 @@ PROMPT_SIZES = (16, 32, 64, 128, 256, 384, 512, 768, 1024)
 
 def decode_sizes(max_num_seqs: int) -> list[int]:
     """The sizes that decodes of up to `max_num_seqs` sequences are padded to."""
-    return [size for size in DECODE_SIZES if size < max_num_seqs] + [min(max_num_seqs, DECODE_SIZES[-1])]
+    largest = min(max_num_seqs, DECODE_SIZES[-1])
+    return [size for size in DECODE_SIZES if size < largest] + [largest]
 
 
 Outputs = tuple[torch.Tensor, torch.Tensor]
@@ -81,6 +82,11 @@ class GraphLadder:
         self._wanted: set[int] = set()
         self._is_full = False
         self.on_capture: Callable[[int], None] = lambda size: None
+
+    @property
+    def captured_sizes(self) -> tuple[int, ...]:
+        """The sizes that have a graph, in the order of their capture."""
+        return tuple(self._captured)
 
     @property
     def default_sizes(self) -> list[int]:

@@ -1,4 +1,4 @@
-"""`GraphSizeMemory`: which decode batch sizes were really used, kept between starts in a small JSON file.
+"""`GraphSizeMemory`: which sizes of steps were captured, kept between starts in a small JSON file.
 
 So that the next start captures graphs for these before they are asked for.  Losing the file costs
 a few captures, so nothing here ever fails.  Used by whoever captures graphs.
@@ -36,7 +36,7 @@ class GraphSizeMemory:
         return " ".join((model, dtype, device_name))
 
     def load(self, key: str) -> tuple[int, ...]:
-        """The sizes remembered for `key`, the latest used first; empty when there are none."""
+        """The sizes remembered for `key`, the latest captured first; empty when there are none."""
         return tuple(self._read().get(key, ()))
 
     def remember(self, key: str, sizes: Iterable[int]) -> None:

@@ -8,16 +8,20 @@ from __future__ import annotations
 from engine.api.sampling import SamplingParams
 from engine.core.batch import RowStart, ScheduledBatch, ScheduledSequence
 
+EVERY_WAY = SamplingParams(
+    temperature=0.8, top_k=20, top_p=0.9, min_p=0.1, seed=0, repetition_penalty=1.1, logit_bias={0: 1.0}, logprobs=1
+)
+"""Everything that makes sampling take more memory, and more kernels."""
+
 
 def largest_step(num_tokens: int, max_num_seqs: int, max_model_len: int) -> ScheduledBatch:
-    """A batch of as many new sequences as there may be, all sampling, with `num_tokens` tokens in all.
+    """A batch of as many new sequences as there may be, all sampling in every way, with `num_tokens` tokens in all.
 
     All their blocks are block 0, so that a cache of one block will do: the values are nonsense, the work is real.
     """
     num_sequences = min(max_num_seqs, num_tokens)
     share, left_over = divmod(num_tokens, num_sequences)
     lengths = [min(share + (index < left_over), max_model_len) for index in range(num_sequences)]
-    greedy = SamplingParams(temperature=0.0)
     return ScheduledBatch(
         step=0,
         sequences=tuple(
@@ -26,7 +30,8 @@ def largest_step(num_tokens: int, max_num_seqs: int, max_model_len: int) -> Sche
         ),
         num_decodes=0,
         row_starts=tuple(
-            RowStart(row, row, (0,) * length, length, greedy, stop_token_ids=()) for row, length in enumerate(lengths)
+            RowStart(row, row, (0,) * length, length, EVERY_WAY, stop_token_ids=())
+            for row, length in enumerate(lengths)
         ),
         block_updates=(),
     )

@@ -85,7 +85,8 @@ class ModelRunner:
                 return self._sample(batch.sequences, logits)
         computed = self._compute(batch)
         if computed is None:
-            return PendingStep(torch.empty(0, dtype=torch.int64))
+            # On the device, so that whoever waits for this step waits until it has run.
+            return PendingStep(torch.empty(0, dtype=torch.int64, device=self._rows.device))
         return self._sample([sequence for sequence in batch.sequences if sequence.samples], computed)
 
     def _compute(self, batch: ScheduledBatch) -> torch.Tensor | None:

@@ -16,6 +16,7 @@ import torch
 from engine.core.batch import BlockUpdate, RowStart, ScheduledBatch
 from engine.kernels.gather import GatheredStep, select_gather
 from engine.runner.transfer import upload
+from engine.sampling.settings import may_stop_too_early, takes_likeliest
 
 
 class RowTable:
@@ -71,7 +72,7 @@ class RowTable:
         first = 0
         for start in starts:
             self._starts[start.row] = start
-            self._is_plain[start.row] = _is_plain(start)
+            self._is_plain[start.row] = takes_likeliest(start) and not may_stop_too_early(start)
             length = len(start.token_ids)
             self.token_ids[start.row, :length] = known[first : first + length]
             first += length
@@ -86,14 +87,3 @@ class RowTable:
             block_ids.extend(update.block_ids)
         moved = upload(np.array((places, block_ids)), self.device)
         self.block_tables.view(-1).index_copy_(0, moved[0], moved[1].int())
-
-
-def _is_plain(start: RowStart) -> bool:
-    sampling = start.sampling
-    return (
-        sampling.is_greedy
-        and not sampling.has_penalties
-        and not sampling.logit_bias
-        and sampling.logprobs is None
-        and not (sampling.min_tokens and start.stop_token_ids)
-    )

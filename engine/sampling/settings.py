@@ -97,14 +97,13 @@ def build_settings(rows: Sequence[SamplingRow], vocab_size: int, device: torch.d
 
 def is_plain(row: SamplingRow) -> bool:
     """Whether the row's token is simply its likeliest one, and nothing is reported."""
-    params = row.start.sampling
-    return (
-        params.is_greedy
-        and params.logprobs is None
-        and not params.has_penalties
-        and not params.logit_bias
-        and not _is_too_early_to_stop(row)
-    )
+    return takes_likeliest(row.start) and not _is_too_early_to_stop(row)
+
+
+def takes_likeliest(start: RowStart) -> bool:
+    """Whether nothing but a stop token that comes too early keeps the sequence from its likeliest token."""
+    params = start.sampling
+    return params.is_greedy and params.logprobs is None and not params.has_penalties and not params.logit_bias
 
 
 def reporting_rows(rows: Sequence[SamplingRow]) -> tuple[int, ...]:
@@ -145,8 +144,13 @@ def _additions(row: SamplingRow) -> dict[int, float]:
     return bias
 
 
+def may_stop_too_early(start: RowStart) -> bool:
+    """Whether stop tokens are forbidden to the sequence's first tokens."""
+    return bool(start.sampling.min_tokens and start.stop_token_ids)
+
+
 def _is_too_early_to_stop(row: SamplingRow) -> bool:
-    return row.num_output_tokens < row.start.sampling.min_tokens and bool(row.start.stop_token_ids)
+    return may_stop_too_early(row.start) and row.num_output_tokens < row.start.sampling.min_tokens
 
 
 def _upload(parts: list[list[float]], device: torch.device) -> tuple[torch.Tensor, ...]:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from engine import LLM, SamplingParams
 from engine.api.config import EngineConfig
 from engine.api.errors import ContextLengthExceeded, InsufficientMemory, InvalidParameter
 from engine.api.request import Prompt
 from engine.loop import EngineLoop
+from engine.runner.largest_step import largest_step
 from engine.runner.model_runner import ModelRunner
 from store.errors import ModelNotFound
 from tests.fakes.checkpoints import write_hf_checkpoint, write_tokenizer
@@ -127,6 +129,34 @@ def test_weights_beyond_the_budget_are_refused_before_they_are_read(checkpoint: 
     assert stages == ["reading the checkpoint"]
 
 
+def test_a_step_without_memory_ends_its_sequences_and_nothing_else(llm: LLM):
+    """The engine answers each open sequence with an error and serves the next request."""
+    exhausted = pytest.MonkeyPatch()
+    exhausted.setattr(ModelRunner, "launch", _run_out_of_memory)
+    llm.engine.submit(Prompt(10**9 + 1, (5, 6, 7), 3, GREEDY))
+    (output,) = llm.engine.step()
+    exhausted.undo()
+    assert (output.sequence_id, output.finish_reason) == (10**9 + 1, "error")
+    assert output.error_message is not None and "ran out of memory" in output.error_message
+    assert not llm.engine.has_work
+    assert llm.stats().num_free_blocks == llm.stats().num_blocks
+    assert len(llm.generate([[5, 6, 7]], GREEDY)[0].outputs[0].token_ids) > 0
+
+
+def test_a_context_without_room_for_an_answer_is_refused(checkpoint: Path):
+    with pytest.raises(InvalidParameter, match="at least 2"):
+        LLM(checkpoint, device="cpu", max_model_len=1)
+
+
+def test_the_largest_step_runs_on_a_cache_of_one_block(llm: LLM, checkpoint: Path):
+    engine = EngineLoop(EngineConfig(model=str(checkpoint), device="cpu", max_model_len=64, max_num_seqs=5))
+    batch = largest_step(num_tokens=48, max_num_seqs=5, max_model_len=64)
+    assert (batch.num_tokens, len(batch.sequences)) == (48, 5)
+    sampled = engine._runner.launch(batch).wait()
+    assert len(sampled.token_ids) == 5
+    assert all(logprobs is not None for logprobs in sampled.logprobs)
+
+
 def test_an_interrupted_run_leaves_nothing_behind(llm: LLM):
     """Blocks that were scheduled and never computed must not serve the next prompt with the same beginning."""
     prompt = {"prompt_token_ids": [7 + i % 40 for i in range(70)]}
@@ -141,6 +171,10 @@ def test_an_interrupted_run_leaves_nothing_behind(llm: LLM):
     assert again.num_cached_tokens == 64
     assert again.outputs[0].token_ids == after.outputs[0].token_ids
     assert llm.stats().num_free_blocks == llm.stats().num_blocks
+
+
+def _run_out_of_memory(*arguments: object) -> None:
+    raise torch.cuda.OutOfMemoryError("no memory for this step")
 
 
 def _interrupt(*_arguments: object) -> None:

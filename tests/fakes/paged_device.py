@@ -1,8 +1,9 @@
 """A device without tensors: rows, block tables and KV slots as the runner keeps them, checked at every read.
 
 A slot remembers which token, at which position, under which cache salt was written to it.  A step
-stores all of its tokens, then reads every slot of each sequence's context, so a block that was shared
-wrongly, reused too early or never computed is caught at the step that would have used it.  The "model"
+stores the tokens of its prompts, then each decode stores its own and reads its context, then the prompts
+read theirs; so a block that was shared wrongly, reused too early, never computed or not computed yet is
+caught at the step that would have used it.  The "model"
 is a pure function of all tokens so far.
 """
 
@@ -64,9 +65,11 @@ class PagedDevice:
         self._check_limits(batch)
         self._apply(batch)
         written: set[int] = set()
-        for scheduled in batch.sequences:
+        decodes, prompts = batch.sequences[: batch.num_decodes], batch.sequences[batch.num_decodes :]
+        for scheduled in prompts:
             self._store(scheduled, written)
-        sampled = [self._attend(scheduled) for scheduled in batch.sequences]
+        sampled = self._attend_decodes(decodes, written)
+        sampled += [self._attend(scheduled) for scheduled in prompts]
         token_ids = tuple(token_id for token_id in sampled if token_id is not None)
         self.num_tokens_computed += batch.num_tokens
         return SampledTokens(token_ids, (None,) * len(token_ids))
@@ -103,6 +106,18 @@ class PagedDevice:
             assert slot not in written, "two sequences write the same slot"
             written.add(slot)
             self._slots[slot] = (position, row.token_ids[position], row.prompt.cache_salt)
+
+    def _attend_decodes(self, decodes: Sequence[ScheduledSequence], written: set[int]) -> list[int | None]:
+        """Each stores its token and attends at once, while what the other decodes store is not there yet."""
+        sampled, stored = [], {}
+        for scheduled in decodes:
+            self._store(scheduled, written)
+            sampled.append(self._attend(scheduled))
+            slot = self._slot(self._rows[scheduled.row], scheduled.start)
+            stored[slot], self._slots[slot] = self._slots[slot], None
+        for slot, token in stored.items():
+            self._slots[slot] = token
+        return sampled
 
     def _attend(self, scheduled: ScheduledSequence) -> int | None:
         row = self._rows[scheduled.row]

@@ -78,6 +78,11 @@ def capture_all(llm: LLM) -> None:
         llm.engine.spare_step()
 
 
+def captured_prompts(llm: LLM) -> tuple[int, ...]:
+    captured = llm.engine._runner.captured
+    return captured.prompts.captured_sizes if captured is not None else ()
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize(
     "sampling",
@@ -114,5 +119,6 @@ def test_captured_prompts_give_the_same_tokens(checkpoint: Path) -> None:
         capture_all(llm)
         outputs = [llm.generate({"prompt_token_ids": prompt}, params)[0] for prompt in prompts]
         assert outputs[-1].num_cached_tokens >= 192
+        assert bool(captured_prompts(llm)) == graphs
         tokens.append([output.outputs[0].token_ids for output in outputs])
     assert tokens[0] == tokens[1]
