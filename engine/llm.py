@@ -10,7 +10,7 @@ checkpoint directory, a GGUF file, or the name of an installed model.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -20,6 +20,7 @@ from engine.api.output import CompletionOutput, OutputDelta, RequestOutput, Text
 from engine.api.request import GenerateRequest, Prompt
 from engine.api.sampling import SamplingParams
 from engine.api.wire import EngineStats, WorkerFacts
+from engine.build import OnProgress
 from engine.loop import EngineLoop
 from engine.text.stage import SequenceText, TextStage
 from engine.text.tokenizer import empty_tokenizer
@@ -29,9 +30,6 @@ PromptInput = str | Sequence[int] | Mapping[str, Any]
 
 Conversation = Sequence[Mapping[str, Any]]
 """Messages with `role` and `content`."""
-
-OnProgress = Callable[[str, int, int], None]
-"""Called while the model loads: a short phrase, how much is done, and the total, which may be 0."""
 
 
 class LLM:

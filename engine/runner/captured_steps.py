@@ -8,7 +8,7 @@ written to its row; a caller that samples otherwise takes the logits and overwri
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -20,6 +20,9 @@ from engine.runner.graph_ladder import PROMPT_SIZES, GraphLadder, Outputs, decod
 from engine.runner.model_input import describe_sequences
 from engine.runner.rows import RowTable
 
+if TYPE_CHECKING:
+    from engine.runner.model_runner import RunnableModel
+
 DECODE_PATIENCE = 8
 """Steps of a size that are launched kernel by kernel: as much as a capture takes, and a passing size costs none."""
 
@@ -27,21 +30,11 @@ _PADDING = np.array([-1, 0, 1, 0], dtype=np.int32)[:, None]  # row, first positi
 _PROMPT_HEADER = 9  # two sequences, the prompt and its padding, and the index of the prompt's last token
 
 
-class CapturableModel(Protocol):
-    """What is captured of a model; see `engine.models`."""
-
-    def __call__(
-        self, token_ids: torch.Tensor, positions: torch.Tensor, attention: AttentionBackend
-    ) -> torch.Tensor: ...
-
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor: ...
-
-
 class CapturedSteps:
     """Graphs of one model over one row table and one KV cache, which must stay where they are."""
 
     def __init__(
-        self, model: CapturableModel, attention: AttentionBackend, rows: RowTable, *, max_num_batched_tokens: int
+        self, model: RunnableModel, attention: AttentionBackend, rows: RowTable, *, max_num_batched_tokens: int
     ) -> None:
         self._model = model
         self._attention = attention
@@ -86,10 +79,8 @@ class CapturedSteps:
             return None
 
         def fill(inputs: np.ndarray) -> None:
-            table = inputs.reshape(4, size)
-            table[:, :count] = describe_sequences(batch)
-            table[:, count:] = _PADDING
-            table[3] = np.arange(size)
+            inputs[:] = _idle_decodes(size)
+            inputs.reshape(4, size)[:, :count] = describe_sequences(batch)
 
         outputs = self.decodes.run(size, fill)
         return None if outputs is None else (outputs[0][:count], outputs[1][:count])

@@ -8,18 +8,21 @@ the host.  Called by `engine.loop`; knows nothing of scheduling policy.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
 from engine.attention.backend import AttentionBackend
 from engine.core.batch import SampledTokens, ScheduledBatch, ScheduledSequence
-from engine.runner.captured_steps import CapturedSteps
 from engine.runner.model_input import build_model_input
 from engine.runner.rows import RowTable
 from engine.runner.transfer import Download
 from engine.sampling.sampler import DeviceLogprobs, SamplingRow, sample
 from engine.sampling.seeds import derive
+
+if TYPE_CHECKING:
+    # Imports Triton, which only GPUs need.
+    from engine.runner.captured_steps import CapturedSteps
 
 
 class RunnableModel(Protocol):

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from engine.core.batch import RowStart
+from engine.runner.transfer import upload
 from engine.sampling import seeds
 
 DRAW_COLUMNS = 6
@@ -155,7 +156,5 @@ def _is_too_early_to_stop(row: SamplingRow) -> bool:
 
 def _upload(parts: list[list[float]], device: torch.device) -> tuple[torch.Tensor, ...]:
     """The parts as views of one float64 array on the device, copied there from pinned memory without waiting."""
-    packed = torch.from_numpy(np.array([value for part in parts for value in part], dtype=np.float64))
-    if device.type == "cuda":
-        packed = packed.pin_memory().to(device, non_blocking=True)
+    packed = upload(np.array([value for part in parts for value in part], dtype=np.float64), device)
     return tuple(torch.split(packed, [len(part) for part in parts]))
