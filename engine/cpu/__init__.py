@@ -1,0 +1,4 @@
+"""The compiled CPU path: kernels, the team of threads that runs them, and the recording of a step.
+
+The only package that imports numba.  `docs/decisions/0007-compiled-steps-on-the-cpu.md` says why it exists.
+"""

@@ -1,0 +1,54 @@
+"""`Kernel`: one compiled function of a program, and where compiled code is kept between starts.
+
+Every kernel has the C signature `void (arguments, step, rank, team_size)`, all int64: `arguments` is the
+address of the instruction's own int64 numbers (`engine.cpu.program`), `step` of the step's
+(`engine.cpu.step`).  All threads of the team call it; together they do the work once.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+
+import numba
+from numba import cfunc, types
+
+from engine.cpu.memory import fetch_add
+
+Body = Callable[[int, int, int, int], None]
+_SIGNATURE = types.void(types.int64, types.int64, types.int64, types.int64)
+
+
+class Kernel:
+    """Compiled when its address is first asked for, or read from the cache."""
+
+    def __init__(self, body: Body) -> None:
+        self.name = body.__name__
+        self._body = body
+
+    @functools.cached_property
+    def _compiled(self):  # type: ignore[no-untyped-def]
+        return cfunc(_SIGNATURE, cache=bool(numba.config.CACHE_DIR))(self._body)
+
+    @property
+    def address(self) -> int:
+        return int(self._compiled.address)
+
+
+def use_code_cache(folder: Path) -> None:
+    """Keep compiled kernels in `folder` from now on, apart for every state of this package's sources.
+
+    numba notices a change of the file that holds a kernel, but not of the files that it uses.
+    """
+    sources = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.rglob("*.py")):
+        sources.update(path.read_bytes())
+    numba.config.CACHE_DIR = str(folder / sources.hexdigest()[:16])
+
+
+@numba.njit
+def claim(arguments):  # type: ignore[no-untyped-def]
+    """The number of the next piece of the instruction's work: 0, 1, ... over all threads."""
+    return fetch_add(arguments, 1)

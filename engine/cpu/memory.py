@@ -1,0 +1,142 @@
+"""What kernels need of memory and threads beyond plain numba: raw addresses, counters, waiting.
+
+Kernels get addresses as int64 and see them as arrays; sizes are the caller's promise.
+"""
+
+from __future__ import annotations
+
+import platform
+import sys
+from typing import Any
+
+from llvmlite import ir
+from numba import carray, njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from engine.cpu.lanes import FLOAT16, FLOAT32, INT64
+
+_Typing = tuple[Any, Any]
+
+
+def _pointer_to(kind: types.Type) -> Any:
+    @intrinsic
+    def pointer(typing_context: Any, address: Any) -> _Typing:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            return builder.inttoptr(arguments[0], cgutils.voidptr_t)
+
+        return types.CPointer(kind)(types.int64), generate
+
+    return pointer
+
+
+_int64_pointer = _pointer_to(types.int64)
+_int32_pointer = _pointer_to(types.int32)
+_int8_pointer = _pointer_to(types.int8)
+_uint8_pointer = _pointer_to(types.uint8)
+_float32_pointer = _pointer_to(types.float32)
+
+
+@njit
+def int64s(address, count):  # type: ignore[no-untyped-def]
+    """int64 [count] at `address`."""
+    return carray(_int64_pointer(address), count)
+
+
+@njit
+def int32s(address, count):  # type: ignore[no-untyped-def]
+    """int32 [count] at `address`."""
+    return carray(_int32_pointer(address), count)
+
+
+@njit
+def int8s(address, count):  # type: ignore[no-untyped-def]
+    """int8 [count] at `address`."""
+    return carray(_int8_pointer(address), count)
+
+
+@njit
+def uint8s(address, count):  # type: ignore[no-untyped-def]
+    """uint8 [count] at `address`."""
+    return carray(_uint8_pointer(address), count)
+
+
+@njit
+def float32s(address, count):  # type: ignore[no-untyped-def]
+    """float32 [count] at `address`."""
+    return carray(_float32_pointer(address), count)
+
+
+@intrinsic
+def load_half(typing_context: Any, address: Any) -> _Typing:
+    """The float16 at `address` as float32."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        value = builder.load(builder.inttoptr(arguments[0], FLOAT16.as_pointer()))
+        return builder.fpext(value, FLOAT32)
+
+    return types.float32(types.int64), generate
+
+
+@intrinsic
+def store_half(typing_context: Any, value: Any, address: Any) -> _Typing:
+    """Store a float32 as float16."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        rounded = builder.fptrunc(arguments[0], FLOAT16)
+        builder.store(rounded, builder.inttoptr(arguments[1], FLOAT16.as_pointer()))
+        return context.get_dummy_value()
+
+    return types.void(types.float32, types.int64), generate
+
+
+@intrinsic
+def fetch_add(typing_context: Any, address: Any, amount: Any) -> _Typing:
+    """Add to the int64 at `address`, in one order for all threads; returns what was there before."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        pointer = builder.inttoptr(arguments[0], INT64.as_pointer())
+        return builder.atomic_rmw("add", pointer, arguments[1], "seq_cst")
+
+    return types.int64(types.int64, types.int64), generate
+
+
+@intrinsic
+def load_shared(typing_context: Any, address: Any) -> _Typing:
+    """The int64 at `address`; what its writer wrote before is visible too."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.load_atomic(builder.inttoptr(arguments[0], INT64.as_pointer()), "acquire", 8)
+
+    return types.int64(types.int64), generate
+
+
+@intrinsic
+def pause(typing_context: Any) -> _Typing:
+    """Tell the processor that this thread spins."""
+    name = {"x86_64": "llvm.x86.sse2.pause", "AMD64": "llvm.x86.sse2.pause"}.get(platform.machine())
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        if name is not None:
+            kind = ir.FunctionType(ir.VoidType(), [])
+            function = builder.module.globals.get(name) or ir.Function(builder.module, kind, name)
+            builder.call(function, [])
+        return context.get_dummy_value()
+
+    return types.void(), generate
+
+
+@intrinsic
+def call_kernel(typing_context: Any, kernel: Any, arguments: Any, step: Any, rank: Any, size: Any) -> _Typing:
+    """Call the kernel at an address; see `engine.cpu.kernel`."""
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        kind = ir.FunctionType(ir.VoidType(), [INT64] * 4)
+        builder.call(builder.inttoptr(values[0], kind.as_pointer()), values[1:])
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 5), generate
+
+
+give_way = types.ExternalFunction("SwitchToThread" if sys.platform == "win32" else "sched_yield", types.intc())
+"""Let another thread run on this processor."""
