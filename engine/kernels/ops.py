@@ -1,19 +1,35 @@
-"""`Ops`: the fused steps a decoder layer is made of, besides attention.
+"""`Ops`: the fused steps a decoder is made of, besides attention.
 
 A model is built with the `Ops` of its device and calls nothing else, so model files know neither
-Triton nor batch sizes.  `engine.kernels.torch_ops` is the reference and serves every device;
-`engine.kernels.triton_ops` serves NVIDIA GPUs.
+Triton nor batch sizes.  `engine.kernels.torch_ops` is the reference and serves every device and every kind
+of weight; `engine.kernels.triton_ops` serves NVIDIA GPUs.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 
+Weight = TypeVar("Weight", contravariant=True)
+"""What a matrix [N, K] is kept as: a tensor, or an `engine.layers.packed_weight.PackedWeight`."""
 
-class Ops(Protocol):
-    """T tokens; all tensors in the model's dtype and contiguous; no argument is ever written to."""
+
+class Ops(Protocol[Weight]):
+    """T tokens; tensors in the model's dtype and contiguous; no argument is written to, but for `add`'s."""
+
+    def embed(self, token_ids: torch.Tensor, weight: Weight) -> torch.Tensor:
+        """Token ids, integers [T], and weight [V, H] -> a fresh tensor [T, H] of their rows."""
+        ...
+
+    def rotation_tables(
+        self, positions: torch.Tensor, inverse_frequencies: torch.Tensor, scale: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Positions, integers [T], and radians per position, float32 [P] -> scale · cos, scale · sin, float32 [T, P].
+
+        The angles of a token are its position times the frequencies (Su et al. 2021, arXiv 2104.09864).
+        """
+        ...
 
     def norm_linear(
         self,
@@ -21,7 +37,7 @@ class Ops(Protocol):
         residual: torch.Tensor | None,
         norm_weight: torch.Tensor,
         eps: float,
-        weight: torch.Tensor,
+        weight: Weight,
         bias: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Add, normalise, project: hidden and residual [T, K], weight [N, K] -> output [T, N] and the sum [T, K].
@@ -31,10 +47,14 @@ class Ops(Protocol):
         """
         ...
 
-    def linear(self, hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    def linear(self, hidden: torch.Tensor, weight: Weight, bias: torch.Tensor | None) -> torch.Tensor:
         """hidden [T, K], weight [N, K] -> hidden · weightᵀ + bias [T, N]."""
         ...
 
-    def gated_linear(self, gate_up: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    def gated_linear(self, gate_up: torch.Tensor, weight: Weight, bias: torch.Tensor | None) -> torch.Tensor:
         """gate_up [T, 2 I], weight [N, I] -> linear(silu(gate) · up) [T, N] (Shazeer 2020, arXiv 2002.05202)."""
+        ...
+
+    def add(self, hidden: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """hidden + residual [T, H]; the result may be `hidden` itself, written over."""
         ...

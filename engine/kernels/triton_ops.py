@@ -7,11 +7,12 @@ and nothing about models.
 from __future__ import annotations
 
 import torch
-from torch.nn.functional import linear
+from torch.nn.functional import embedding, linear
 
 from engine.kernels import skinny_linear as skinny
 from engine.kernels.gated import silu_mul
 from engine.kernels.rms_norm import add_rms_norm
+from engine.kernels.rotation_tables import rotation_tables
 
 # With three or four rows the arithmetic shows on weights of more elements, and cuBLAS is faster.
 _MAX_ROWS_OF_LARGE_WEIGHT = 2
@@ -19,7 +20,15 @@ _LARGE_WEIGHT = 8 * 2**20
 
 
 class TritonOps:
-    """See `engine.kernels.ops.Ops`."""
+    """See `engine.kernels.ops.Ops`; weights are tensors."""
+
+    def embed(self, token_ids: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return embedding(token_ids, weight)
+
+    def rotation_tables(
+        self, positions: torch.Tensor, inverse_frequencies: torch.Tensor, scale: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return rotation_tables(positions, inverse_frequencies, scale)
 
     def norm_linear(
         self,
@@ -44,6 +53,9 @@ class TritonOps:
         if _is_skinny(gate_up, weight):
             return skinny.gated_skinny_linear(gate_up, weight, bias)
         return linear(silu_mul(gate_up), weight, bias)
+
+    def add(self, hidden: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        return hidden.add_(residual)
 
 
 def _is_skinny(hidden: torch.Tensor, weight: torch.Tensor) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-from torch.nn.functional import embedding
 
 from engine.layers.placement import Placement
 from engine.layers.rms_norm import RmsNorm
@@ -22,7 +21,7 @@ class TokenEmbedding(torch.nn.Module):
 
     def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
         """Token ids [T] -> a fresh tensor [T, hidden_size]."""
-        return embedding(token_ids, self.weight)
+        return self._ops.embed(token_ids, self.weight)
 
     def project(self, norm: RmsNorm, hidden: torch.Tensor) -> torch.Tensor:
         """Hidden [N, hidden_size] -> scores of its norm [N, vocab_size]."""

@@ -16,7 +16,7 @@ class Placement:
 
     device: torch.device
     dtype: torch.dtype
-    ops: Ops
+    ops: Ops[torch.Tensor]
 
     def parameter(self, *shape: int) -> torch.nn.Parameter:
         """An uninitialised parameter here, which never needs a gradient."""

@@ -116,23 +116,6 @@ class Rotation:
         return torch.addcmul(heads * cos, swapped, signed_sin)
 
 
-class RotaryEmbedding(torch.nn.Module):
-    """Turns positions into the rotation that all layers of one step share."""
-
-    def __init__(self, rope: RopeConfig, *, device: torch.device) -> None:
-        super().__init__()
-        self._scale = rope.attention_factor
-        self.inverse_frequencies = torch.nn.Buffer(inverse_frequencies(rope).to(device), persistent=False)
-        self._tables = _select_tables(device)
-
-    def forward(self, positions: torch.Tensor) -> Rotation:
-        """Positions, integers [T], to their rotation."""
-        return Rotation(*self._tables(positions, self.inverse_frequencies, self._scale))
-
-
-_Tables = Callable[[torch.Tensor, torch.Tensor, float], tuple[torch.Tensor, torch.Tensor]]
-
-
 def tables_with_torch(
     positions: torch.Tensor, inverse_frequencies: torch.Tensor, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -142,10 +125,19 @@ def tables_with_torch(
     return (cos, sin) if scale == 1.0 else (cos * scale, sin * scale)
 
 
-def _select_tables(device: torch.device) -> _Tables:
-    if device.type != "cuda":
-        return tables_with_torch
-    # Triton is imported only where it will be used.
-    from engine.kernels.rotation_tables import rotation_tables
+Tables = Callable[[torch.Tensor, torch.Tensor, float], tuple[torch.Tensor, torch.Tensor]]
+"""`engine.kernels.ops.Ops.rotation_tables`."""
 
-    return rotation_tables
+
+class RotaryEmbedding(torch.nn.Module):
+    """Turns positions into the rotation that all layers of one step share."""
+
+    def __init__(self, rope: RopeConfig, *, device: torch.device, tables: Tables = tables_with_torch) -> None:
+        super().__init__()
+        self._tables = tables
+        self._scale = rope.attention_factor
+        self.inverse_frequencies = torch.nn.Buffer(inverse_frequencies(rope).to(device), persistent=False)
+
+    def forward(self, positions: torch.Tensor) -> Rotation:
+        """Positions, integers [T], to their rotation."""
+        return Rotation(*self._tables(positions, self.inverse_frequencies, self._scale))

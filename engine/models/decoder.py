@@ -120,7 +120,8 @@ class DecoderModel(torch.nn.Module):
         self.dtype = dtype
         placement = Placement(device, dtype, select_ops(device))
         self.embed_tokens = TokenEmbedding(config.vocab_size, config.hidden_size, placement)
-        self.rotary = RotaryEmbedding(config.rope, device=device)
+        self._ops = placement.ops
+        self.rotary = RotaryEmbedding(config.rope, device=device, tables=placement.ops.rotation_tables)
         self.layers = torch.nn.ModuleList(DecoderLayer(config, index, placement) for index in range(config.num_layers))
         self.norm = RmsNorm(config.hidden_size, config.rms_norm_eps, placement)
         self.lm_head: Linear | None = None
@@ -143,7 +144,7 @@ class DecoderModel(torch.nn.Module):
         rotation = self.rotary(positions)
         for layer in self.layers:
             hidden, residual = layer(hidden, residual, rotation, attention)
-        return hidden if residual is None else hidden.add_(residual)
+        return hidden if residual is None else self._ops.add(hidden, residual)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Hidden states [N, hidden_size] -> scores [N, vocab_size] in the model's dtype."""
