@@ -11,7 +11,6 @@ from typing import Any
 
 from llvmlite import ir
 from numba import carray, njit, types
-from numba.core import cgutils
 from numba.extending import intrinsic
 
 from engine.cpu.lanes import FLOAT16, FLOAT32, INT64
@@ -23,7 +22,7 @@ def _pointer_to(kind: types.Type) -> Any:
     @intrinsic
     def pointer(typing_context: Any, address: Any) -> _Typing:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            return builder.inttoptr(arguments[0], cgutils.voidptr_t)
+            return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
 
         return types.CPointer(kind)(types.int64), generate
 
@@ -65,6 +64,18 @@ def uint8s(address, count):  # type: ignore[no-untyped-def]
 def float32s(address, count):  # type: ignore[no-untyped-def]
     """float32 [count] at `address`."""
     return carray(_float32_pointer(address), count)
+
+
+@intrinsic(prefer_literal=True)
+def read_arguments(typing_context: Any, arguments: Any, count: Any) -> _Typing:
+    """The first `count` (a constant) int64 of an instruction's arguments, behind the work counter, as a tuple."""
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        base = builder.inttoptr(values[0], INT64.as_pointer())
+        places = (builder.gep(base, [INT64(index + 1)]) for index in range(signature.return_type.count))
+        return context.make_tuple(builder, signature.return_type, [builder.load(place) for place in places])
+
+    return types.UniTuple(types.int64, count.literal_value)(types.int64, count), generate
 
 
 @intrinsic

@@ -24,3 +24,8 @@ SEQUENCE_FIRST = 3
 SEQUENCE_FIELDS = 4
 """A sequence is four int32: its row in the row table, the position of its first token in this step, how many
 tokens it computes, and where the first of them lies among all tokens of the step."""
+
+SAMPLE_INDEX = 0
+SAMPLE_ROW = 1
+SAMPLE_FIELDS = 2
+"""A sample is two int32: where the token whose hidden state is scored lies among all tokens, and its sequence's row."""

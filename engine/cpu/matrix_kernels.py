@@ -1,0 +1,61 @@
+"""The matrix product as a kernel: packed activations times one packed matrix, plus a bias.
+
+Tiles of outputs are claimed in chunks; each thread multiplies a chunk with all rows, block by block, so that
+the chunk's weights are read from memory once.  Recorded by `engine.cpu.ops`.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import numba
+
+from engine.cpu.kernel import Kernel, claim
+from engine.cpu.lanes import LANES
+from engine.cpu.matrix_tile import ACTIVATION_BYTES, matrix_tile, weight_bytes
+from engine.cpu.memory import int64s, read_arguments
+from engine.cpu.row_blocks import block_rows, max_block_rows
+
+_TILE_BYTES = 4 * LANES
+_CHUNKS_PER_THREAD = 8
+_CHUNK_BYTES = 1 << 19
+"""The most weights a chunk has, so that they stay in a second-level cache."""
+
+
+@functools.cache
+def matrix_kernel(bits: int) -> Kernel:
+    """Arguments: activations, weights, bias, output, output stride, groups, tiles, which step number counts the rows."""
+    group_bytes = weight_bytes(bits)
+    most_rows = max_block_rows()
+
+    @numba.njit
+    def multiply(height, activations, weights, bias, output, stride, num_groups):  # type: ignore[no-untyped-def]
+        if height == 1:
+            matrix_tile(1, bits, activations, weights, bias, output, stride, num_groups)
+        elif height == 2:
+            matrix_tile(2, bits, activations, weights, bias, output, stride, num_groups)
+        elif height == 4:
+            matrix_tile(4, bits, activations, weights, bias, output, stride, num_groups)
+        elif most_rows > 4:
+            if height == 8:
+                matrix_tile(8, bits, activations, weights, bias, output, stride, num_groups)
+            else:
+                matrix_tile(16, bits, activations, weights, bias, output, stride, num_groups)
+
+    def matrix(arguments, step, rank, size):  # type: ignore[no-untyped-def]
+        activations, weights, bias, output, stride, num_groups, num_tiles, rows_at = read_arguments(arguments, 8)
+        num_rows = int64s(step, 8)[rows_at]
+        height = block_rows(num_rows, most_rows)
+        tile_bytes = num_groups * group_bytes
+        chunk = max(1, min(num_tiles // (size * _CHUNKS_PER_THREAD), _CHUNK_BYTES // tile_bytes))
+        first = claim(arguments) * chunk
+        while first < num_tiles:
+            for row in range(0, num_rows, height):
+                block = activations + row * num_groups * ACTIVATION_BYTES
+                for tile in range(first, min(first + chunk, num_tiles)):
+                    place = output + row * stride + tile * _TILE_BYTES
+                    tile_bias = bias + tile * _TILE_BYTES
+                    multiply(height, block, weights + tile * tile_bytes, tile_bias, place, stride, num_groups)
+            first = claim(arguments) * chunk
+
+    return Kernel(matrix)

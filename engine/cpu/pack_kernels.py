@@ -1,0 +1,194 @@
+"""Kernels that end in packed activations: what feeds every matrix product.
+
+Each row is quantised by itself, in groups of 32: codes are the nearest whole numbers to value · 127 / the
+largest magnitude, from -127 to 127.  The norm or the gate before a product is computed on the way.
+Recorded by `engine.cpu.ops`.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numba
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from engine.cpu.kernel import Kernel, claim
+from engine.cpu.lanes import FLOAT32, FLOATS, INT8, LANES, Emitter, Lanes
+from engine.cpu.matrix_tile import GROUP
+from engine.cpu.memory import float32s, int64s, read_arguments
+from engine.cpu.row_blocks import block_rows, group_place, max_block_rows
+
+_HALF_BYTES = 4 * LANES
+_GATE_CHUNK = 16
+"""Groups of a gate that are claimed together: some microseconds of work."""
+
+Values = Callable[[Emitter, int], Lanes]
+
+
+def _pack(emit: Emitter, values: Values, codes: ir.Value, scale: ir.Value, scaled_sum: ir.Value) -> None:
+    """Quantise the 32 values that `values` gives for the byte offsets of its halves, and store the three parts."""
+    builder = emit.builder
+    low, high = values(emit, 0), values(emit, _HALF_BYTES)
+    peak = low.magnitude().maximum(high.magnitude()).largest()
+    has_values = builder.fcmp_ordered(">", peak, FLOAT32(0.0))
+    inverse = builder.select(has_values, builder.fdiv(FLOAT32(127.0), peak), FLOAT32(0.0))
+    step = builder.fmul(peak, FLOAT32(1 / 127))
+    splat = emit.splat(inverse)
+    whole = [(half * splat).rounded().to_int() for half in (low, high)]
+    for index, half in enumerate(whole):
+        emit.store(builder.trunc(half.value, ir.VectorType(INT8, LANES)), codes, LANES * index)
+    total = builder.sitofp((whole[0] + whole[1]).sum(), FLOAT32)
+    emit.store(step, scale)
+    emit.store(builder.fmul(step, total), scaled_sum)
+
+
+@intrinsic
+def pack_plain(
+    typing_context: Any, source: Any, codes: Any, scale: Any, scaled_sum: Any
+) -> tuple[Any, Any]:
+    """Pack 32 float32 at `source`."""
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+        address, *places = arguments
+        _pack(Emitter(builder), lambda emit, half: emit.load_floats(address, half), *places)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 4), generate
+
+
+@intrinsic
+def pack_scaled(
+    typing_context: Any, source: Any, weights: Any, factor: Any, codes: Any, scale: Any, scaled_sum: Any
+) -> tuple[Any, Any]:
+    """Pack source · weights · factor, 32 float32 each and one."""
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+        address, weight_address, factor_value, *places = arguments
+
+        def values(emit: Emitter, half: int) -> Lanes:
+            return emit.load_floats(address, half) * emit.splat(factor_value) * emit.load_floats(weight_address, half)
+
+        _pack(Emitter(builder), values, *places)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.float32, *[types.int64] * 3), generate
+
+
+@intrinsic
+def pack_gated(
+    typing_context: Any, gate: Any, up: Any, codes: Any, scale: Any, scaled_sum: Any
+) -> tuple[Any, Any]:
+    """Pack silu(gate) · up, 32 float32 each."""
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+        gate_address, up_address, *places = arguments
+
+        def values(emit: Emitter, half: int) -> Lanes:
+            gates = emit.load_floats(gate_address, half)
+            silu = gates / (emit.exp(emit.floats(0.0) - gates) + emit.floats(1.0))
+            return silu * emit.load_floats(up_address, half)
+
+        _pack(Emitter(builder), values, *places)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 5), generate
+
+
+@intrinsic
+def add_and_square(typing_context: Any, left: Any, right: Any, total: Any, num_vectors: Any) -> tuple[Any, Any]:
+    """Write left + right to `total`, 16 · `num_vectors` float32 each; returns the sum of its squares."""
+    from engine.cpu.lanes import Loop
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+        emit = Emitter(builder)
+        loop = Loop(emit, arguments[3], [*arguments[:3], ir.Constant(FLOATS, [0.0] * LANES)])
+        left_place, right_place, place, squares = loop.values
+        value = emit.load_floats(left_place) + emit.load_floats(right_place)
+        emit.store_floats(value, place)
+        following = [emit.at(address, _HALF_BYTES) for address in (left_place, right_place, place)]
+        squares = loop.close([*following, (value * value + Lanes(emit, squares)).value])[3]
+        return Lanes(emit, squares).sum()
+
+    return types.float32(*[types.int64] * 4), generate
+
+
+@functools.cache
+def norm_pack_kernel() -> Kernel:
+    """Root-mean-square norm of a sum.  Arguments: hidden and residual with their strides, the sum and its stride,
+    norm weight, epsilon as float32 bits, columns, packed, which step number counts the rows.
+
+    The buffers' rows are padded to 16 columns with zeros, which the mean leaves out.
+    """
+    most_rows = max_block_rows()
+
+    def norm_pack(arguments, step, rank, size):  # type: ignore[no-untyped-def]
+        numbers = read_arguments(arguments, 11)
+        hidden, hidden_stride, residual, residual_stride, total, total_stride = numbers[:6]
+        weight, _, columns, packed, rows_at = numbers[6:]
+        eps = float32s(arguments + 8 * 8, 1)[0]
+        num_rows = int64s(step, 8)[rows_at]
+        height = block_rows(num_rows, most_rows)
+        num_groups = (columns + GROUP - 1) // GROUP
+        num_vectors = (columns + LANES - 1) // LANES
+        row = claim(arguments)
+        while row < num_rows:
+            place = total + row * total_stride
+            left, right = hidden + row * hidden_stride, residual + row * residual_stride
+            squares = add_and_square(left, right, place, num_vectors)
+            factor = np.float32(1.0) / np.float32(math.sqrt(squares / np.float32(columns) + eps))
+            for group in range(num_groups):
+                codes, scale, scaled_sum = group_place(packed, row, group, num_groups, height)
+                offset = group * GROUP * 4
+                pack_scaled(place + offset, weight + offset, factor, codes, scale, scaled_sum)
+            row = claim(arguments)
+
+    return Kernel(norm_pack)
+
+
+@functools.cache
+def pack_kernel() -> Kernel:
+    """Arguments: source and its stride, columns, packed, which step number counts the rows."""
+    most_rows = max_block_rows()
+
+    def pack(arguments, step, rank, size):  # type: ignore[no-untyped-def]
+        source, stride, columns, packed, rows_at = read_arguments(arguments, 5)
+        num_rows = int64s(step, 8)[rows_at]
+        height = block_rows(num_rows, most_rows)
+        num_groups = (columns + GROUP - 1) // GROUP
+        row = claim(arguments)
+        while row < num_rows:
+            for group in range(num_groups):
+                codes, scale, scaled_sum = group_place(packed, row, group, num_groups, height)
+                pack_plain(source + row * stride + group * GROUP * 4, codes, scale, scaled_sum)
+            row = claim(arguments)
+
+    return Kernel(pack)
+
+
+@functools.cache
+def gate_pack_kernel() -> Kernel:
+    """silu(gate) · up of [gate, up] side by side.  Arguments as of `pack_kernel`; columns are those of one half."""
+    most_rows = max_block_rows()
+
+    def gate_pack(arguments, step, rank, size):  # type: ignore[no-untyped-def]
+        source, stride, columns, packed, rows_at = read_arguments(arguments, 5)
+        num_rows = int64s(step, 8)[rows_at]
+        height = block_rows(num_rows, most_rows)
+        num_groups = (columns + GROUP - 1) // GROUP
+        num_chunks = (num_groups + _GATE_CHUNK - 1) // _GATE_CHUNK
+        piece = claim(arguments)
+        while piece < num_rows * num_chunks:
+            row, first = piece // num_chunks, piece % num_chunks * _GATE_CHUNK
+            for group in range(first, min(first + _GATE_CHUNK, num_groups)):
+                codes, scale, scaled_sum = group_place(packed, row, group, num_groups, height)
+                gate = source + row * stride + group * GROUP * 4
+                pack_gated(gate, gate + columns * 4, codes, scale, scaled_sum)
+            piece = claim(arguments)
+
+    return Kernel(gate_pack)

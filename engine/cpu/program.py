@@ -1,0 +1,212 @@
+"""`Recorder` and `Program`: a step as a fixed list of instructions over preallocated buffers.
+
+While a model's forward is recorded, tensors are handles: they live on torch's meta device, hold no values,
+and stand for a buffer.  The memory of a buffer is used again when its handle dies, as torch's allocator does
+while a CUDA graph is captured.  An operation that is not recorded gives a meta tensor that is no handle, which
+the next recorded one refuses.  Knows no kernel; `engine.cpu.ops` and the attention backend record with it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from engine.cpu.kernel import Kernel
+from engine.cpu.lanes import LANES
+from engine.cpu.step import NUM_SAMPLES, NUM_TOKENS, SAMPLE_FIELDS, SEQUENCE_FIELDS
+from engine.cpu.team import PROGRAM_COLUMNS, Team
+
+MAX_ARGUMENTS = 16
+_FLOAT_BYTES = 4
+_ALIGNMENT = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """The largest step of a program: tokens, sequences, and sequences that sample."""
+
+    max_tokens: int
+    max_sequences: int
+    max_samples: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Where the rows of the sequences lie: addresses and strides in bytes, of `engine.runner.rows.RowTable`'s tables."""
+
+    token_ids: int
+    token_id_stride: int
+    block_tables: int
+    block_table_stride: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Buffer:
+    address: int
+    stride: int
+    rows: int
+
+
+class Program:
+    """A recorded step: run it as often as you like."""
+
+    def __init__(self, instructions: list[tuple[int, tuple[int, ...]]], memory: list[object]) -> None:
+        self._arguments = np.zeros((len(instructions), MAX_ARGUMENTS), dtype=np.int64)
+        self._instructions = np.zeros((len(instructions), PROGRAM_COLUMNS), dtype=np.int64)
+        for index, (kernel, arguments) in enumerate(instructions):
+            self._arguments[index, 1 : 1 + len(arguments)] = arguments
+            self._instructions[index] = kernel, self._arguments[index].ctypes.data
+        self._memory = memory
+
+    def __len__(self) -> int:
+        return len(self._instructions)
+
+    def run(self, team: Team, step: np.ndarray) -> None:
+        """Compute one step, whose numbers are `step` int64 [STEP_SIZE] (`engine.cpu.step`)."""
+        self._arguments[:, 0] = 0  # the work counters
+        team.run(self._instructions, step)
+
+
+class Recorder:
+    """Collects instructions, and hands out the memory they work on.
+
+    `sequences` int32 [max_sequences, 4], `token_ids` and `positions` int32 [max_tokens], `slots` int64 [max_tokens]
+    and `samples` int32 [max_samples, 2] are addresses (`engine.cpu.step` says what is in them); `token_id_handle` and
+    `position_handle` stand for two of them in a model's forward.
+    """
+
+    def __init__(self, capacity: Capacity, rows: Rows, team_size: int) -> None:
+        self.max_tokens = _round_up(capacity.max_tokens, LANES)
+        self.max_sequences = capacity.max_sequences
+        self.max_samples = _round_up(capacity.max_samples, LANES)
+        self.team_size = team_size
+        self.block_tables = rows.block_tables
+        self.block_table_stride = rows.block_table_stride
+        self.row_token_ids = rows.token_ids
+        self.row_token_id_stride = rows.token_id_stride
+        self._memory: list[object] = []
+        self._instructions: list[tuple[int, tuple[int, ...]]] = []
+        self._buffers: dict[int, _Buffer] = {}
+        self._free: list[tuple[int, int]] = []
+        self._zeros = (0, 0)
+        self.sequence_records = np.zeros((self.max_sequences, SEQUENCE_FIELDS), dtype=np.int32)
+        self.sample_records = np.zeros((self.max_samples, SAMPLE_FIELDS), dtype=np.int32)
+        self._memory += (self.sequence_records, self.sample_records)
+        self.sequences = self.sequence_records.ctypes.data
+        self.samples = self.sample_records.ctypes.data
+        self.token_ids = self.workspace(4 * self.max_tokens)
+        self.positions = self.workspace(4 * self.max_tokens)
+        self.slots = self.workspace(8 * self.max_tokens)
+        self.token_id_handle = self._handle((self.max_tokens,), _Buffer(self.token_ids, 4, NUM_TOKENS))
+        self.position_handle = self._handle((self.max_tokens,), _Buffer(self.positions, 4, NUM_TOKENS))
+
+    def buffer(self, columns: int, rows: int = NUM_TOKENS) -> torch.Tensor:
+        """A handle of float32 [max_tokens, columns], or [max_samples, columns] for `rows` NUM_SAMPLES."""
+        stride = _round_up(columns, LANES) * _FLOAT_BYTES
+        num_rows = self._num_rows(rows)
+        address, size = self._take(num_rows * stride)
+        handle = self._handle((num_rows, columns), _Buffer(address, stride, rows))
+        weakref.finalize(handle, self._free.append, (size, address))
+        return handle
+
+    def scratch(self, bytes_per_row: int, rows: int = NUM_TOKENS) -> Scratch:
+        """Memory without a shape, used again when the object dies."""
+        address, size = self._take(self._num_rows(rows) * bytes_per_row)
+        scratch = Scratch(address)
+        weakref.finalize(scratch, self._free.append, (size, address))
+        return scratch
+
+    def address(self, tensor: torch.Tensor) -> int:
+        """Of a handle's buffer, or of a tensor on the CPU, which the program then keeps alive."""
+        if tensor.device.type == "meta":
+            return self._buffer_of(tensor).address
+        self._memory.append(tensor)
+        return tensor.data_ptr()
+
+    def stride(self, handle: torch.Tensor) -> int:
+        """Bytes from row to row of a handle's buffer."""
+        return self._buffer_of(handle).stride
+
+    def rows(self, handle: torch.Tensor) -> int:
+        """Which of the step's numbers counts the rows of a handle: NUM_TOKENS or NUM_SAMPLES."""
+        return self._buffer_of(handle).rows
+
+    def workspace(self, num_bytes: int) -> int:
+        """The address of zeroed memory that lives as long as the program."""
+        memory = np.zeros(num_bytes + _ALIGNMENT, dtype=np.uint8)
+        self._memory.append(memory)
+        return _round_up(memory.ctypes.data, _ALIGNMENT)
+
+    def padded(self, values: torch.Tensor) -> int:
+        """The address of a copy of float32 [n] with zeros behind it, up to a whole vector."""
+        address = self.workspace(_round_up(values.nbytes, _ALIGNMENT))
+        _floats(address, len(values))[:] = values.numpy()
+        return address
+
+    def zeros(self, num_bytes: int) -> int:
+        """The address of at least so many zero bytes, which nobody writes to."""
+        if self._zeros[0] < num_bytes:
+            self._zeros = num_bytes, self.workspace(num_bytes)
+        return self._zeros[1]
+
+    def add(self, kernel: Kernel, *arguments: int) -> None:
+        """Append an instruction; its kernel finds the arguments behind its work counter, from 1 on."""
+        assert len(arguments) < MAX_ARGUMENTS, f"{kernel.name} takes too many arguments"
+        self._instructions.append((kernel.address, arguments))
+
+    def finish(self) -> Program:
+        """What was recorded."""
+        return Program(self._instructions, self._memory)
+
+    def view(self, handle: torch.Tensor) -> torch.Tensor:
+        """The memory of a buffer, as float32 of the handle's shape."""
+        buffer = self._buffer_of(handle)
+        num_rows, columns = handle.shape
+        floats = buffer.stride // _FLOAT_BYTES
+        return torch.from_numpy(_floats(buffer.address, num_rows * floats)).view(num_rows, floats)[:, :columns]
+
+    def _num_rows(self, rows: int) -> int:
+        return self.max_samples if rows == NUM_SAMPLES else self.max_tokens
+
+    def _take(self, size: int) -> tuple[int, int]:
+        """Memory of at least `size` bytes: the smallest free piece that is not much larger, else a new one."""
+        fitting = [piece for piece in self._free if size <= piece[0] <= 2 * size]
+        if fitting:
+            piece = min(fitting)
+            self._free.remove(piece)
+            return piece[1], piece[0]
+        return self.workspace(size), size
+
+    def _handle(self, shape: tuple[int, ...], buffer: _Buffer) -> torch.Tensor:
+        handle = torch.empty(shape, dtype=torch.float32, device="meta")
+        self._buffers[id(handle)] = buffer
+        weakref.finalize(handle, self._buffers.pop, id(handle))
+        return handle
+
+    def _buffer_of(self, handle: torch.Tensor) -> _Buffer:
+        buffer = self._buffers.get(id(handle))
+        if buffer is None:
+            raise TypeError("This tensor comes from an operation that is not recorded; add it to the Ops.")
+        return buffer
+
+
+class Scratch:
+    """Memory between two instructions of one operation."""
+
+    __slots__ = ("__weakref__", "address")
+
+    def __init__(self, address: int) -> None:
+        self.address = address
+
+
+def _floats(address: int, count: int) -> np.ndarray:
+    """float32 [count] at `address`; its memory is kept alive elsewhere."""
+    return np.ctypeslib.as_array((ctypes.c_float * count).from_address(address))
+
+
+def _round_up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple

@@ -1,0 +1,40 @@
+"""How rows of activations are grouped into blocks, each the height of a matrix tile.
+
+All blocks of a step have the same height: the smallest power of two that holds all rows, and at most what the
+processor's registers hold.  Kernels that write packed activations and the one that reads them agree through this.
+"""
+
+from __future__ import annotations
+
+import numba
+
+from engine.cpu.isa import host_isa
+from engine.cpu.matrix_tile import ACTIVATION_BYTES, GROUP
+
+
+def max_block_rows() -> int:
+    """The height of a block in a step of many rows."""
+    return host_isa().tile_rows
+
+
+@numba.njit
+def block_rows(num_rows, most):  # type: ignore[no-untyped-def]
+    """The height of the blocks of a step of `num_rows`, at most `most` (`max_block_rows`)."""
+    height = 1
+    while height < num_rows and height < most:
+        height *= 2
+    return height
+
+
+@numba.njit
+def group_place(packed, row, group, num_groups, height):  # type: ignore[no-untyped-def]
+    """Addresses of one row's codes, scale and scaled sum for one group, in packed activations."""
+    block, lane = row // height, row % height
+    record = packed + (block * num_groups + group) * height * ACTIVATION_BYTES
+    scales = record + height * GROUP
+    return record + lane * GROUP, scales + 4 * lane, scales + 4 * (height + lane)
+
+
+def packed_row_bytes(columns: int) -> int:
+    """What one row of packed activations takes."""
+    return -(-columns // GROUP) * ACTIVATION_BYTES

@@ -1,0 +1,89 @@
+"""`Team`: threads that run a program together, each instruction by all of them, a barrier after each.
+
+Between programs the threads sleep, so an idle engine costs no CPU.  Within one they wait by spinning, since
+an instruction takes microseconds; a thread that waits long gives way, because on a busy machine it may be
+waiting for a thread that has no processor.  Used by `engine.runner.recorded_steps`.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+
+import numba
+import numpy as np
+
+from engine.cpu.memory import call_kernel, fetch_add, give_way, int64s, load_shared, pause
+
+PROGRAM_COLUMNS = 2
+"""An instruction is the address of its kernel and that of its arguments."""
+SPINS = 2000
+"""How often a waiting thread looks before it gives way: some tens of microseconds."""
+
+
+def _run(program, count, step, arrivals, before, rank, size):  # type: ignore[no-untyped-def]
+    """Run `count` instructions as thread `rank` of `size`; `before` are the arrivals of earlier programs."""
+    instructions = int64s(program, (count, PROGRAM_COLUMNS))
+    for index in range(count):
+        call_kernel(instructions[index, 0], instructions[index, 1], step, rank, size)
+        fetch_add(arrivals, 1)
+        spins = 0
+        while load_shared(arrivals) < before + size * (index + 1):
+            pause()
+            spins += 1
+            if spins == SPINS:
+                give_way()
+                spins = 0
+
+
+class Team:
+    """`size` threads, the caller's among them.  `cpus` pins each to one CPU, where the system allows that."""
+
+    def __init__(self, size: int, cpus: Sequence[int] = ()) -> None:
+        self.size = size
+        self._arrivals = np.zeros(8, dtype=np.int64)
+        self._num_arrived = 0
+        self._run = numba.njit(nogil=True, cache=bool(numba.config.CACHE_DIR))(_run)
+        self._job: tuple[int, ...] | None = None
+        self._wake = [threading.Semaphore(0) for _ in range(1, size)]
+        if cpus:
+            _pin(cpus[0])
+        for rank in range(1, size):
+            cpu = cpus[rank % len(cpus)] if cpus else None
+            threading.Thread(target=self._help, args=(rank, cpu), name=f"team-{rank}", daemon=True).start()
+
+    def run(self, program: np.ndarray, step: np.ndarray) -> None:
+        """Run a program, int64 [instructions, 2], on a step's numbers; returns when it is done.
+
+        One program at a time, always from the same thread.
+        """
+        count = len(program)
+        job = (program.ctypes.data, count, step.ctypes.data, self._arrivals.ctypes.data, self._num_arrived)
+        self._job = job
+        for wake in self._wake:
+            wake.release()
+        self._run(*job, 0, self.size)
+        self._num_arrived += count * self.size
+
+    def close(self) -> None:
+        """Let the threads end."""
+        self._job = None
+        for wake in self._wake:
+            wake.release()
+
+    def _help(self, rank: int, cpu: int | None) -> None:
+        if cpu is not None:
+            _pin(cpu)
+        wake = self._wake[rank - 1]
+        while True:
+            wake.acquire()
+            if self._job is None:
+                return
+            self._run(*self._job, rank, self.size)
+
+
+def _pin(cpu: int) -> None:
+    """Keep the calling thread on one CPU."""
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, (cpu,))
