@@ -5,7 +5,6 @@ Kernels get addresses as int64 and see them as arrays; sizes are the caller's pr
 
 from __future__ import annotations
 
-import platform
 import sys
 from typing import Any
 
@@ -120,21 +119,6 @@ def load_shared(typing_context: Any, address: Any) -> _Typing:
         return builder.load_atomic(builder.inttoptr(arguments[0], INT64.as_pointer()), "acquire", 8)
 
     return types.int64(types.int64), generate
-
-
-@intrinsic
-def pause(typing_context: Any) -> _Typing:
-    """Tell the processor that this thread spins."""
-    name = {"x86_64": "llvm.x86.sse2.pause", "AMD64": "llvm.x86.sse2.pause"}.get(platform.machine())
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        if name is not None:
-            kind = ir.FunctionType(ir.VoidType(), [])
-            function = builder.module.globals.get(name) or ir.Function(builder.module, kind, name)
-            builder.call(function, [])
-        return context.get_dummy_value()
-
-    return types.void(), generate
 
 
 @intrinsic

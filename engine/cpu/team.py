@@ -2,7 +2,8 @@
 
 Between programs the threads sleep, so an idle engine costs no CPU.  Within one they wait by spinning, since
 an instruction takes microseconds; a thread that waits long gives way, because on a busy machine it may be
-waiting for a thread that has no processor.  Used by `engine.runner.recorded_steps`.
+waiting for a thread that has no processor.  There is no pause instruction in the spin: under a hypervisor that
+watches for it, each wait cost 30 microseconds.  Used by `engine.runner.recorded_steps`.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from collections.abc import Sequence
 import numba
 import numpy as np
 
-from engine.cpu.memory import call_kernel, fetch_add, give_way, int64s, load_shared, pause
+from engine.cpu.memory import call_kernel, fetch_add, give_way, int64s, load_shared
 
 PROGRAM_COLUMNS = 2
 """An instruction is the address of its kernel and that of its arguments."""
-SPINS = 2000
+SPINS = 20_000
 """How often a waiting thread looks before it gives way: some tens of microseconds."""
 
 
@@ -30,7 +31,6 @@ def _run(program, count, step, arrivals, before, rank, size):  # type: ignore[no
         fetch_add(arrivals, 1)
         spins = 0
         while load_shared(arrivals) < before + size * (index + 1):
-            pause()
             spins += 1
             if spins == SPINS:
                 give_way()
