@@ -8,13 +8,15 @@ and group is one record: the codes, 16 scales, 16 minimums.  Input 4 j + i of a 
 - with 4 bits at byte 64 (j mod 4) + 4 o + i, in the low half if j < 4, else in the high one (320 bytes).
 
 So four inputs of sixteen outputs are one 64-byte vector, as dot product instructions take it.  Outputs and
-inputs are padded with zeros.  Knows no file format; filled by `engine.layers.packed_linear`, multiplied by
-`engine.cpu`, and dequantised by `engine.kernels.torch_ops`, the reference.
+inputs are padded with zeros.  `CodedRows` is what `pack` makes packed matrices of.  Knows no file format and no
+way to quantise; used by `engine.layers.packed_linear`, `engine.cpu`, and `engine.kernels.torch_ops`, the reference.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Literal
 
 import torch
@@ -24,8 +26,52 @@ Bits = Literal[4, 8]
 TILE_OUTPUTS = 16
 GROUP_INPUTS = 32
 _QUAD_INPUTS = 4
-_QUADS = GROUP_INPUTS // _QUAD_INPUTS
+_VECTOR_BYTES = _QUAD_INPUTS * TILE_OUTPUTS
 _NUMBERS_BYTES = 2 * 2 * TILE_OUTPUTS
+
+
+@dataclass(frozen=True, slots=True)
+class CodedRows:
+    """A quantised matrix [N, in_features] row by row, as checkpoints have it.
+
+    `codes` is uint8 [N, groups, 4 bits]: a byte per code, or, with 4 bits, input b of a group in the low half of
+    byte b and input b + 16 in the high half.  `scales` and `minimums` are float16 [N, groups], and a weight is
+    scale · code + minimum.  Inputs are padded with zeros to whole groups.
+    """
+
+    bits: Bits
+    in_features: int
+    codes: torch.Tensor
+    scales: torch.Tensor
+    minimums: torch.Tensor
+
+    def __post_init__(self) -> None:
+        groups = -(-self.in_features // GROUP_INPUTS)
+        assert self.codes.shape[1:] == (groups, GROUP_INPUTS * self.bits // 8), tuple(self.codes.shape)
+        assert self.scales.shape == self.minimums.shape == self.codes.shape[:2]
+        assert self.scales.dtype == self.minimums.dtype == torch.float16
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.codes.shape[0], self.in_features
+
+    def with_rows(self, rearrange: Callable[[torch.Tensor], torch.Tensor]) -> CodedRows:
+        """The matrix with its rows rearranged by a function that moves entries of the first dimension only."""
+        moved = (rearrange(tensor) for tensor in (self.codes, self.scales, self.minimums))
+        return CodedRows(self.bits, self.in_features, *moved)
+
+    def widened(self) -> CodedRows:
+        """The same weights with a byte per code."""
+        if self.bits == 8:
+            return self
+        codes = torch.cat((self.codes & 15, self.codes >> 4), dim=2)
+        return CodedRows(8, self.in_features, codes, self.scales, self.minimums)
+
+    def dequantize(self) -> torch.Tensor:
+        """The weights, float32 [N, in_features]."""
+        codes = self.widened().codes.float()
+        values = codes * self.scales.float().unsqueeze(2) + self.minimums.float().unsqueeze(2)
+        return values.flatten(1)[:, : self.in_features]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +137,63 @@ def packed_shape(bits: Bits, out_features: int, in_features: int) -> tuple[int, 
     """The shape of a matrix's `data`: tiles, groups, and bytes per record."""
     code_bytes = TILE_OUTPUTS * GROUP_INPUTS * bits // 8
     return -(-out_features // TILE_OUTPUTS), -(-in_features // GROUP_INPUTS), code_bytes + _NUMBERS_BYTES
+
+
+def pack(parts: Sequence[CodedRows]) -> PackedWeight:
+    """The weight whose outputs are those of `parts`, all of one input width, one after the other.
+
+    Neighbours of equal bits become one segment.  Where a part other than the last does not end with a tile,
+    everything becomes one segment of 8 bits.
+    """
+    if any(part.shape[0] % TILE_OUTPUTS for part in parts[:-1]):
+        parts = [_concatenate([part.widened() for part in parts])]
+    return PackedWeight(tuple(_pack_segment(list(run)) for _, run in groupby(parts, key=lambda part: part.bits)))
+
+
+def _concatenate(parts: Sequence[CodedRows]) -> CodedRows:
+    """Parts of equal bits as one matrix."""
+    return CodedRows(
+        parts[0].bits,
+        parts[0].in_features,
+        torch.cat([part.codes for part in parts]),
+        torch.cat([part.scales for part in parts]),
+        torch.cat([part.minimums for part in parts]),
+    )
+
+
+def _pack_segment(parts: Sequence[CodedRows]) -> PackedMatrix:
+    """Parts of equal bits, which all but the last end with a tile."""
+    bits, in_features = parts[0].bits, parts[0].in_features
+    out_features = sum(part.shape[0] for part in parts)
+    shape = packed_shape(bits, out_features, in_features)
+    data = torch.empty(shape, dtype=torch.uint8, device=parts[0].codes.device)
+    tile = 0
+    for part in parts:
+        whole, rest = divmod(part.shape[0], TILE_OUTPUTS)
+        if whole:
+            _write_tiles(part, slice(0, whole * TILE_OUTPUTS), data[tile : tile + whole])
+            tile += whole
+        if rest:
+            _write_tiles(part, slice(whole * TILE_OUTPUTS, None), data[tile:])
+    return PackedMatrix(bits, out_features, in_features, data)
+
+
+def _write_tiles(part: CodedRows, rows: slice, records: torch.Tensor) -> None:
+    """Some rows of `part` to records [tiles, groups, bytes]; the last tile may lack rows."""
+    num_code_quads = records.shape[2] // _VECTOR_BYTES - 1
+    # Quads are moved as whole 32-bit numbers.
+    quads = _padded(part.codes[rows]).view(torch.int32).unflatten(0, (-1, TILE_OUTPUTS))
+    vectors = records.view(torch.int32).unflatten(2, (-1, TILE_OUTPUTS))
+    vectors[:, :, :num_code_quads].copy_(quads.permute(0, 2, 3, 1))
+    numbers = records.view(torch.float16).unflatten(2, (-1, TILE_OUTPUTS))
+    for place, values in ((-2, part.scales), (-1, part.minimums)):
+        numbers[:, :, place].copy_(_padded(values[rows]).unflatten(0, (-1, TILE_OUTPUTS)).transpose(1, 2))
+
+
+def _padded(rows: torch.Tensor) -> torch.Tensor:
+    """Contiguous, with zeros for the rows that the last tile lacks."""
+    missing = -rows.shape[0] % TILE_OUTPUTS
+    return torch.cat((rows, rows.new_zeros((missing, *rows.shape[1:])))) if missing else rows.contiguous()
 
 
 def _decode(records: torch.Tensor, bits: Bits) -> torch.Tensor:
