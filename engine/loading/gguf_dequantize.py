@@ -84,7 +84,7 @@ def _read_q8_0(blocks: torch.Tensor, values: torch.Tensor) -> None:
     values.mul_(_halves(blocks, 0, 1))
 
 
-def _k_scales(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def k_scales(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Scale and minimum of the eight groups of a K block, each float32 [N, 8, 1].
 
     Two halves, then twelve bytes of 6-bit numbers: scales 0-3 and minima 0-3 lie in the low
@@ -99,13 +99,13 @@ def _k_scales(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _read_q4_k(blocks: torch.Tensor, values: torch.Tensor) -> None:
-    scales, minima = _k_scales(blocks)
+    scales, minima = k_scales(blocks)
     _put_nibbles(blocks[:, 16:].view(-1, 4, 32), values.view(-1, 4, 2, 32))
     values.view(-1, 8, 32).mul_(scales).sub_(minima)
 
 
 def _read_q5_k(blocks: torch.Tensor, values: torch.Tensor) -> None:
-    scales, minima = _k_scales(blocks)
+    scales, minima = k_scales(blocks)
     groups = values.view(-1, 8, 32)
     _put_nibbles(blocks[:, 48:].view(-1, 4, 32), values.view(-1, 4, 2, 32))
     shifts = torch.arange(8, dtype=torch.uint8, device="cpu").view(8, 1)

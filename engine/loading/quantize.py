@@ -1,0 +1,73 @@
+"""Float matrices -> 8-bit codes, symmetric in groups of 32 inputs.
+
+A group's scale is its largest magnitude / 127, rounded to float16 before the codes are computed from it, so
+that the rounding of scales costs nothing.  Used by the loader and for GGUF types whose groups are not of 32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch.nn.functional import pad
+
+from engine.api.errors import BrokenCheckpoint, UnsupportedModel
+from engine.layers.packed_weight import GROUP_INPUTS, CodedRows
+
+_ZERO_CODE = 128
+_LARGEST_CODE = 127
+_CHUNK_ELEMENTS = 1 << 20
+
+
+def quantize_rows(name: str, values: torch.Tensor) -> CodedRows:
+    """The float matrix [N, K] of the tensor `name`, in 8 bits.  Temporaries are small, whatever its size.
+
+    Raises `BrokenCheckpoint` for numbers that are none, `UnsupportedModel` for those too large for float16 scales.
+    """
+    coded = empty_rows(*values.shape)
+    for rows in row_chunks(*values.shape):
+        quantize_into(name, values[rows].float(), coded, rows)
+    return coded
+
+
+def empty_rows(out_features: int, in_features: int) -> CodedRows:
+    """Uninitialised 8-bit rows on the CPU, to be filled by `quantize_into`."""
+    groups = -(-in_features // GROUP_INPUTS)
+    codes = torch.empty((out_features, groups, GROUP_INPUTS), dtype=torch.uint8, device="cpu")
+    scales, minimums = torch.empty((2, out_features, groups), dtype=torch.float16, device="cpu")
+    return CodedRows(8, in_features, codes, scales, minimums)
+
+
+def row_chunks(out_features: int, in_features: int) -> Iterator[slice]:
+    """Slices that cover the rows, each of about as many numbers as stay in a processor's cache."""
+    step = max(1, _CHUNK_ELEMENTS // in_features)
+    for start in range(0, out_features, step):
+        yield slice(start, min(start + step, out_features))
+
+
+def quantize_into(name: str, values: torch.Tensor, coded: CodedRows, rows: slice) -> None:
+    """Code float32 `values` [R, K] as the given rows of `coded`; errors as `quantize_rows`."""
+    padded = pad(values, (0, -values.shape[1] % GROUP_INPUTS))
+    groups = padded.unflatten(1, (-1, GROUP_INPUTS))
+    largest = groups.abs().amax(dim=2)
+    if not largest.isfinite().all():
+        raise BrokenCheckpoint(f"The tensor {name!r} holds numbers that are not finite; pull the model again.")
+    scales = _scales(largest)
+    minimums = scales * -_ZERO_CODE
+    if not minimums.isfinite().all():
+        raise UnsupportedModel(
+            f"The tensor {name!r} holds numbers too large to be quantised; load the model with --quantization none."
+        )
+    inverse = torch.where(scales > 0, 1.0 / scales.float(), 0.0)
+    codes = (groups * inverse.unsqueeze(2)).round_().clamp_(-_LARGEST_CODE, _LARGEST_CODE)
+    coded.codes[rows].copy_(codes.add_(_ZERO_CODE))
+    coded.scales[rows].copy_(scales)
+    coded.minimums[rows].copy_(minimums)
+
+
+def _scales(largest: torch.Tensor) -> torch.Tensor:
+    """Scales, float16, of groups by their largest magnitudes, float32; the largest is at most 127.5 scales."""
+    scales = (largest / _LARGEST_CODE).half()
+    # Tiny scales are coarse in float16: one rounded down too far gives way to the next larger number.
+    too_small = scales.float() * (_LARGEST_CODE + 0.5) < largest
+    return torch.where(too_small, (scales.view(torch.int16) + 1).view(torch.float16), scales)
