@@ -10,10 +10,15 @@ binary (the latter measures prompts and one sequence only).
 
 Tasks: `prompt_N` (tokens/s until the first token of a prompt of N), `first_token_N` (the seconds of that),
 `generate_N` (tokens/s of N sequences of 64 + 128 tokens while all of them decode).  Load time and memory come
-from fresh processes, in turns too, after one that fills the page cache and Quire's data root; imports are
-counted apart.  Memory is the peak of resident pages, mapped files included, through loading, a prompt of 512
-and 16 sequences; "beyond KV" subtracts the KV cache's resident part: llama.cpp's whole cache, which it clears
-when it makes it, and what Quire has touched of its pool.  The last line is JSON.
+from fresh processes with room for 16 sequences of 256 tokens, in turns too, after one that fills the page cache
+and Quire's data root; imports are counted apart, and both have computed a first token when they count as
+loaded.  Memory is the peak of resident pages, mapped files included, through loading and generating 16
+sequences; "beyond KV" subtracts the KV cache's resident part: llama.cpp's whole cache, which it clears when
+it makes it, and what Quire has touched of its pool.
+
+Ratios are of medians; the range is that of single repeats, and `best` is the ratio of both sides' best
+figures: on a busy machine the one to look at, since llama.cpp's threads wait for each other in a loop and lose
+more to other processes than to themselves.  The last line is JSON.
 """
 
 from __future__ import annotations
@@ -42,7 +47,10 @@ TASKS = "prompt_512,generate_1,generate_4,generate_8,generate_16,generate_32,fir
 WARM_UP_TOKENS = 4
 WARM_UP_REPEAT = 10**6
 """Far from the number of any repeat, whose prompts these are not."""
-MEMORY_PROMPT, MEMORY_SEQUENCES, MEMORY_TOKENS = 512, 16, 32
+FRESH_SHAPE = (16, 256)
+"""Sequences and tokens of each that a fresh process is loaded for: a context of 4,096 tokens."""
+FRESH_TASK = parse_task(f"generate_{FRESH_SHAPE[0]}", generate_tokens=32)
+"""What its peak memory is read after: prompts of 1,024 tokens in all, and a decode of all sequences."""
 REST_S = 0.05
 """Between runs, so that the threads of the one before have gone to sleep."""
 IDLE_LIMIT = 0.01
@@ -122,14 +130,10 @@ class Bench:
         return found
 
     def _load_once(self, name: str) -> dict[str, Any]:
-        prompt = parse_task(f"prompt_{MEMORY_PROMPT}")
-        several = parse_task(f"generate_{MEMORY_SEQUENCES}", generate_tokens=MEMORY_TOKENS)
-        with self.contender(name, [(MEMORY_SEQUENCES, max(prompt.length, several.length))]) as contender:
-            vocab_size = contender.loaded["vocab_size"]
+        with self.contender(name, [FRESH_SHAPE]) as contender:
             usages = [contender.usage()]
-            for task in (prompt, several):
-                contender.arrivals(task, 0, vocab_size)
-                usages.append(contender.usage())
+            contender.arrivals(FRESH_TASK, 0, contender.loaded["vocab_size"])
+            usages.append(contender.usage())
             return {**contender.loaded, **memory(usages)}
 
     def speeds(self, tasks: Sequence[Task]) -> tuple[Figures, dict[str, Any]]:
@@ -237,7 +241,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--model", required=True, help="a GGUF file")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--load-repeats", type=int, default=3, help="fresh processes of each; 0 leaves them out")
+    parser.add_argument("--load-repeats", type=int, default=5, help="fresh processes of each; 0 leaves them out")
     parser.add_argument("--tasks", default=TASKS, help="comma-separated: prompt_N, generate_N, first_token_N")
     parser.add_argument("--prompt-tokens", type=int, default=64, help="of each sequence that generates")
     parser.add_argument("--generate-tokens", type=int, default=128)
