@@ -17,7 +17,7 @@ from typing import Any, Literal
 import msgspec
 
 from app.errors import SettingsError
-from engine.api.config import LoadFormat
+from engine.api.config import LoadFormat, Quantization, WaitPolicy
 from store.paths import DataRoot, user_paths
 
 DEFAULT_PORT = 11435
@@ -53,10 +53,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     device: str = "auto"
     load_format: LoadFormat = "auto"
+    quantization: Quantization = "auto"
     max_model_len: int | None = None
     max_num_seqs: int | None = None
     gpu_memory_utilization: float = 0.9
     num_threads: int | None = None
+    pin_threads: bool = False
+    wait_policy: WaitPolicy = "auto"
 
     max_queue: int = 512
     request_body_limit_bytes: int = 32 * 2**20

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from engine.api.config import EngineConfig, LoadFormat
+from engine.api.config import EngineConfig, LoadFormat, Quantization, WaitPolicy
 from engine.api.errors import EngineError, InvalidParameter
 from engine.api.output import CompletionOutput, OutputDelta, RequestOutput, TextLogprob
 from engine.api.request import GenerateRequest, Prompt
@@ -45,6 +45,7 @@ class LLM:
         *,
         dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto",
         load_format: LoadFormat = "auto",
+        quantization: Quantization = "auto",
         max_model_len: int | None = None,
         max_num_seqs: int | None = None,
         max_num_batched_tokens: int | None = None,
@@ -56,6 +57,8 @@ class LLM:
         enable_cuda_graphs: bool = True,
         device: str = "auto",
         num_threads: int | None = None,
+        pin_threads: bool = False,
+        wait_policy: WaitPolicy = "auto",
         seed: int = 0,
         on_progress: OnProgress = lambda stage, done, total: None,
     ) -> None:
@@ -64,6 +67,7 @@ class LLM:
             model=str(path),
             dtype=dtype,
             load_format=load_format,
+            quantization=quantization,
             device=device,
             max_model_len=max_model_len,
             max_num_seqs=max_num_seqs,
@@ -75,6 +79,8 @@ class LLM:
             enable_chunked_prefill=enable_chunked_prefill,
             enable_cuda_graphs=enable_cuda_graphs,
             num_threads=num_threads,
+            pin_threads=pin_threads,
+            wait_policy=wait_policy,
             seed=seed,
         )
         self._engine = EngineLoop(config, on_progress)

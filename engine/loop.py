@@ -56,14 +56,14 @@ class EngineLoop:
     @property
     def has_spare_work(self) -> bool:
         """Whether `spare_step` has something to prepare while there is nothing to generate."""
-        captured = self._runner.captured
-        return captured is not None and captured.has_wanted
+        replayed = self._runner.replayed
+        return replayed is not None and replayed.has_wanted
 
     def spare_step(self) -> None:
         """Capture one more graph that this model has needed, now or in an earlier run; some tens of milliseconds."""
-        captured = self._runner.captured
-        if captured is not None and captured.has_wanted:
-            captured.capture_wanted()
+        replayed = self._runner.replayed
+        if replayed is not None and replayed.has_wanted:
+            replayed.capture_wanted()
 
     def submit(self, prompt: Prompt) -> None:
         """Queue a sequence.  Raises `InvalidParameter` or `ContextLengthExceeded` if it can never run."""

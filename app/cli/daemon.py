@@ -27,7 +27,10 @@ def serve(
     gpu_memory_utilization: Annotated[
         float | None, typer.Option(help="Share of the GPU's memory to use, above 0 and at most 1.")
     ] = None,
-    num_threads: Annotated[int | None, typer.Option(help="CPU threads of a model.")] = None,
+    quantization: Annotated[
+        str | None, typer.Option(help="Weights on a CPU: auto (as the file has them), int8 or none.")
+    ] = None,
+    num_threads: Annotated[int | None, typer.Option(help="CPU threads of a model; one per core unless set.")] = None,
 ) -> None:
     """Run the daemon in the foreground.
 
@@ -45,6 +48,7 @@ def serve(
         "max_model_len": max_model_len,
         "max_num_seqs": max_num_seqs,
         "gpu_memory_utilization": gpu_memory_utilization,
+        "quantization": quantization,
         "num_threads": num_threads,
     }
     serve_forever(load_settings(flags))

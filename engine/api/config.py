@@ -12,6 +12,8 @@ from typing import Literal
 import msgspec
 
 LoadFormat = Literal["auto", "safetensors", "gguf", "dummy"]
+Quantization = Literal["auto", "none", "int8"]
+WaitPolicy = Literal["auto", "spin", "yield"]
 BLOCK_SIZES = (16, 32, 64)
 
 
@@ -24,12 +26,18 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     `num_kv_blocks` overrides the size computed from the budget.
     `max_num_seqs` (sequences) and `max_num_batched_tokens` bound one step; None chooses by device.
     `enable_cuda_graphs` captures decode steps and short prompts on NVIDIA GPUs; without, each kernel is launched apart.
+    `quantization` concerns weights on the CPU: "auto" computes with a GGUF file's own quantised weights and takes
+    others as they are, "int8" quantises those too, "none" expands everything to `dtype`.
+    `num_threads` compute on the CPU, None: one per core; `pin_threads` keeps each on a core of its own;
+    `wait_policy` says how they wait for one another within a step: "spin", or "yield" the core at once, which is
+    kinder to other programs; "auto" spins where there is a core for every thread.
     `cache_dir` is where compiled kernels and the like are kept between starts; None means the user's data root.
     """
 
     model: str
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     load_format: LoadFormat = "auto"
+    quantization: Quantization = "auto"
     device: str = "auto"
     max_model_len: int | None = None
     max_num_seqs: int | None = None
@@ -42,6 +50,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     enable_chunked_prefill: bool = True
     enable_cuda_graphs: bool = True
     num_threads: int | None = None
+    pin_threads: bool = False
+    wait_policy: WaitPolicy = "auto"
     seed: int = 0
     cache_dir: str | None = None
 

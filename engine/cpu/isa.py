@@ -21,22 +21,23 @@ class Isa:
     tile_rows: int
 
 
-def choose_isa(machine: str, features: frozenset[str]) -> Isa:
+def choose_isa(machine: str, features: frozenset[str]) -> Isa | None:
     """The best way for a processor, `machine` as of `platform.machine()`, with these LLVM features.
 
-    "widening" multiplies 16-bit numbers, in plain LLVM, and serves every processor.
+    "widening" multiplies 16-bit numbers, in plain LLVM, and needs nothing.  None: the processor cannot convert
+    float16, as x86 before AVX2, so compiled kernels do not run on it.
     """
-    if machine in ("x86_64", "AMD64"):
-        if {"avx512vnni", "avx512f", "avx512bw"} <= features:
-            return Isa("vnni512", 16)
-        if "avxvnni" in features or {"avx512vnni", "avx512vl"} <= features:
-            return Isa("vnni256", 4)
-        return Isa("maddubs" if "avx2" in features else "widening", 4)
-    return Isa("usdot" if "i8mm" in features else "widening", 4)
+    if machine in ("aarch64", "arm64", "ARM64"):
+        return Isa("usdot" if "i8mm" in features else "widening", 4)
+    if machine not in ("x86_64", "AMD64") or not {"avx2", "fma", "f16c"} <= features:
+        return None
+    if {"avx512vnni", "avx512f", "avx512bw"} <= features:
+        return Isa("vnni512", 16)
+    return Isa("vnni256" if "avxvnni" in features else "maddubs", 4)
 
 
 @functools.cache
-def host_isa() -> Isa:
+def host_isa() -> Isa | None:
     """The way of the processor numba compiles for, which `NUMBA_CPU_FEATURES` may have narrowed."""
     if config.CPU_FEATURES is not None:
         names = {entry[1:] for entry in config.CPU_FEATURES.split(",") if entry.startswith("+")}

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numba
@@ -29,7 +30,7 @@ class Kernel:
         self._body = body
 
     @functools.cached_property
-    def _compiled(self):  # type: ignore[no-untyped-def]
+    def _compiled(self):
         return cfunc(_SIGNATURE, cache=bool(numba.config.CACHE_DIR))(self._body)
 
     @property
@@ -37,18 +38,20 @@ class Kernel:
         return int(self._compiled.address)
 
 
-def use_code_cache(folder: Path) -> None:
+def use_code_cache(folder: Path, environ: Mapping[str, str] = os.environ) -> None:
     """Keep compiled kernels in `folder` from now on, apart for every state of this package's sources.
 
-    numba notices a change of the file that holds a kernel, but not of the files that it uses.
+    numba notices a change of the file that holds a kernel, but not of the files that it uses.  Its own variable,
+    NUMBA_CACHE_DIR, goes before `folder`.
     """
     sources = hashlib.sha256()
     for path in sorted(Path(__file__).parent.rglob("*.py")):
         sources.update(path.read_bytes())
-    numba.config.CACHE_DIR = str(folder / sources.hexdigest()[:16])
+    root = Path(environ.get("NUMBA_CACHE_DIR") or folder)
+    numba.config.CACHE_DIR = str(root / sources.hexdigest()[:16])
 
 
 @numba.njit
-def claim(arguments):  # type: ignore[no-untyped-def]
+def claim(arguments):
     """The number of the next piece of the instruction's work: 0, 1, ... over all threads."""
     return fetch_add(arguments, 1)

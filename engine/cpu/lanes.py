@@ -99,7 +99,7 @@ class Lanes:
     def largest(self) -> ir.Value:
         return self._reduce(lambda low, high: low.maximum(high))
 
-    def _reduce(self, combine) -> ir.Value:  # type: ignore[no-untyped-def]
+    def _reduce(self, combine) -> ir.Value:
         folded = self
         width = LANES // 2
         while width:

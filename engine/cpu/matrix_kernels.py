@@ -24,12 +24,12 @@ _CHUNK_BYTES = 1 << 19
 
 @functools.cache
 def matrix_kernel(bits: int) -> Kernel:
-    """Arguments: activations, weights, bias, output, output stride, groups, tiles, which step number counts the rows."""
+    """Arguments: activations, weights, bias, output and its stride, groups, tiles, which step number counts rows."""
     group_bytes = weight_bytes(bits)
     most_rows = max_block_rows()
 
     @numba.njit
-    def multiply(height, activations, weights, bias, output, stride, num_groups):  # type: ignore[no-untyped-def]
+    def multiply(height, activations, weights, bias, output, stride, num_groups):
         if height == 1:
             matrix_tile(1, bits, activations, weights, bias, output, stride, num_groups)
         elif height == 2:
@@ -42,7 +42,7 @@ def matrix_kernel(bits: int) -> Kernel:
             else:
                 matrix_tile(16, bits, activations, weights, bias, output, stride, num_groups)
 
-    def matrix(arguments, step, rank, size):  # type: ignore[no-untyped-def]
+    def matrix(arguments, step, rank, size):
         activations, weights, bias, output, stride, num_groups, num_tiles, rows_at = read_arguments(arguments, 8)
         num_rows = int64s(step, 8)[rows_at]
         height = block_rows(num_rows, most_rows)

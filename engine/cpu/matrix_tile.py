@@ -72,9 +72,7 @@ def _add_group(emit: Emitter, bits: int, block: ir.Value, tile: ir.Value, totals
     codes = _load_codes(emit, bits, tile)
     scale = emit.load_halves(tile, LANES * GROUP * bits // 8)
     minimum = emit.load_halves(tile, LANES * (GROUP * bits // 8 + 2))
-    dot_quads = _DOT_QUADS[host_isa().dot_product]
-    if bits == 8 and host_isa().dot_product == "maddubs":
-        dot_quads = _dot_widening  # pairs of products overflow 16 bits
+    dot_quads = _dot_quads_of(bits)
     sums = []
     for row, total in enumerate(totals):
         dots = emit.ints(0)
@@ -84,6 +82,14 @@ def _add_group(emit: Emitter, bits: int, block: ir.Value, tile: ir.Value, totals
         row_sum = emit.load_splat(block, num_rows * (GROUP + 4) + 4 * row)
         sums.append(minimum * row_sum + (scale * row_scale * dots.to_float() + total))
     return sums
+
+
+def _dot_quads_of(bits: int) -> DotQuads:
+    isa = host_isa()
+    assert isa is not None, "this processor is not served"
+    if bits == 8 and isa.dot_product == "maddubs":
+        return _dot_widening  # pairs of products overflow 16 bits
+    return _DOT_QUADS[isa.dot_product]
 
 
 def _load_codes(emit: Emitter, bits: int, tile: ir.Value) -> list[Lanes]:
@@ -145,9 +151,7 @@ def _dot_widening(emit: Emitter, sums: Lanes, codes: Lanes, activations: Lanes) 
     return sums
 
 
-def _by_parts(
-    emit: Emitter, num_parts: int, dot: Callable[[list[ir.Value]], ir.Value], *operands: Lanes
-) -> Lanes:
+def _by_parts(emit: Emitter, num_parts: int, dot: Callable[[list[ir.Value]], ir.Value], *operands: Lanes) -> Lanes:
     """Split the lanes of all operands, apply `dot` to each part, and join the results."""
     builder = emit.builder
     undefined = ir.Constant(INTS, ir.Undefined)

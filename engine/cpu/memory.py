@@ -36,31 +36,31 @@ _float32_pointer = _pointer_to(types.float32)
 
 
 @njit
-def int64s(address, count):  # type: ignore[no-untyped-def]
+def int64s(address, count):
     """int64 [count] at `address`."""
     return carray(_int64_pointer(address), count)
 
 
 @njit
-def int32s(address, count):  # type: ignore[no-untyped-def]
+def int32s(address, count):
     """int32 [count] at `address`."""
     return carray(_int32_pointer(address), count)
 
 
 @njit
-def int8s(address, count):  # type: ignore[no-untyped-def]
+def int8s(address, count):
     """int8 [count] at `address`."""
     return carray(_int8_pointer(address), count)
 
 
 @njit
-def uint8s(address, count):  # type: ignore[no-untyped-def]
+def uint8s(address, count):
     """uint8 [count] at `address`."""
     return carray(_uint8_pointer(address), count)
 
 
 @njit
-def float32s(address, count):  # type: ignore[no-untyped-def]
+def float32s(address, count):
     """float32 [count] at `address`."""
     return carray(_float32_pointer(address), count)
 

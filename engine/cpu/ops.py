@@ -6,6 +6,7 @@ A model built with these runs only while `recording`; what it records is then ru
 
 from __future__ import annotations
 
+import itertools
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -101,8 +102,8 @@ class CompiledOps:
         recorder = self._recording
         rows, columns = recorder.rows(hidden), hidden.shape[1]
         total = recorder.buffer(columns, rows)
-        places = [place for handle in (hidden, residual, total) for place in (recorder.address(handle), recorder.stride(handle))]
-        recorder.add(add_kernel(), *places, columns, rows)
+        places = ((recorder.address(handle), recorder.stride(handle)) for handle in (hidden, residual, total))
+        recorder.add(add_kernel(), *itertools.chain(*places), columns, rows)
         return total
 
     def rotation_tables(

@@ -12,7 +12,6 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import numba
 import numpy as np
 from llvmlite import ir
 from numba import types
@@ -49,9 +48,7 @@ def _pack(emit: Emitter, values: Values, codes: ir.Value, scale: ir.Value, scale
 
 
 @intrinsic
-def pack_plain(
-    typing_context: Any, source: Any, codes: Any, scale: Any, scaled_sum: Any
-) -> tuple[Any, Any]:
+def pack_plain(typing_context: Any, source: Any, codes: Any, scale: Any, scaled_sum: Any) -> tuple[Any, Any]:
     """Pack 32 float32 at `source`."""
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
@@ -81,9 +78,7 @@ def pack_scaled(
 
 
 @intrinsic
-def pack_gated(
-    typing_context: Any, gate: Any, up: Any, codes: Any, scale: Any, scaled_sum: Any
-) -> tuple[Any, Any]:
+def pack_gated(typing_context: Any, gate: Any, up: Any, codes: Any, scale: Any, scaled_sum: Any) -> tuple[Any, Any]:
     """Pack silu(gate) · up, 32 float32 each."""
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
@@ -127,7 +122,7 @@ def norm_pack_kernel() -> Kernel:
     """
     most_rows = max_block_rows()
 
-    def norm_pack(arguments, step, rank, size):  # type: ignore[no-untyped-def]
+    def norm_pack(arguments, step, rank, size):
         numbers = read_arguments(arguments, 11)
         hidden, hidden_stride, residual, residual_stride, total, total_stride = numbers[:6]
         weight, _, columns, packed, rows_at = numbers[6:]
@@ -156,7 +151,7 @@ def pack_kernel() -> Kernel:
     """Arguments: source and its stride, columns, packed, which step number counts the rows."""
     most_rows = max_block_rows()
 
-    def pack(arguments, step, rank, size):  # type: ignore[no-untyped-def]
+    def pack(arguments, step, rank, size):
         source, stride, columns, packed, rows_at = read_arguments(arguments, 5)
         num_rows = int64s(step, 8)[rows_at]
         height = block_rows(num_rows, most_rows)
@@ -176,7 +171,7 @@ def gate_pack_kernel() -> Kernel:
     """silu(gate) · up of [gate, up] side by side.  Arguments as of `pack_kernel`; columns are those of one half."""
     most_rows = max_block_rows()
 
-    def gate_pack(arguments, step, rank, size):  # type: ignore[no-untyped-def]
+    def gate_pack(arguments, step, rank, size):
         source, stride, columns, packed, rows_at = read_arguments(arguments, 5)
         num_rows = int64s(step, 8)[rows_at]
         height = block_rows(num_rows, most_rows)

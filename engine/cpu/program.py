@@ -36,7 +36,7 @@ class Capacity:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Where the rows of the sequences lie: addresses and strides in bytes, of `engine.runner.rows.RowTable`'s tables."""
+    """Where the rows of sequences lie: addresses and strides in bytes of `engine.runner.rows.RowTable`'s tables."""
 
     token_ids: int
     token_id_stride: int

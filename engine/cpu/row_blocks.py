@@ -14,11 +14,13 @@ from engine.cpu.matrix_tile import ACTIVATION_BYTES, GROUP
 
 def max_block_rows() -> int:
     """The height of a block in a step of many rows."""
-    return host_isa().tile_rows
+    isa = host_isa()
+    assert isa is not None, "this processor is not served"
+    return isa.tile_rows
 
 
 @numba.njit
-def block_rows(num_rows, most):  # type: ignore[no-untyped-def]
+def block_rows(num_rows, most):
     """The height of the blocks of a step of `num_rows`, at most `most` (`max_block_rows`)."""
     height = 1
     while height < num_rows and height < most:
@@ -27,7 +29,7 @@ def block_rows(num_rows, most):  # type: ignore[no-untyped-def]
 
 
 @numba.njit
-def group_place(packed, row, group, num_groups, height):  # type: ignore[no-untyped-def]
+def group_place(packed, row, group, num_groups, height):
     """Addresses of one row's codes, scale and scaled sum for one group, in packed activations."""
     block, lane = row // height, row % height
     record = packed + (block * num_groups + group) * height * ACTIVATION_BYTES

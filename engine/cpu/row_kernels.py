@@ -34,7 +34,7 @@ def gather_kernel(block_size: int) -> Kernel:
     """Arguments: sequences, row token ids and their stride, block tables and their stride, then what is written:
     token ids, positions, slots.  One thread does it, a microsecond for a hundred tokens."""
 
-    def gather(arguments, step, rank, size):  # type: ignore[no-untyped-def]
+    def gather(arguments, step, rank, size):
         if rank != 0:
             return
         sequences, known, known_stride, tables, table_stride, ids, places, slots = read_arguments(arguments, 8)
@@ -64,7 +64,7 @@ def embed_packed_kernel(bits: int) -> Kernel:
     group_bytes = weight_bytes(bits)
     code_bytes = LANES * GROUP * bits // 8
 
-    def embed_packed(arguments, step, rank, size):  # type: ignore[no-untyped-def]
+    def embed_packed(arguments, step, rank, size):
         ids, weights, num_groups, output, stride = read_arguments(arguments, 5)
         num_tokens = int64s(step, 8)[NUM_TOKENS]
         token_ids = int32s(ids, num_tokens)
@@ -96,7 +96,7 @@ def rotation_kernel() -> Kernel:
     """Arguments: positions, radians per position float32 [pairs], scale as float32 bits, pairs, then what is
     written: cos and sin with their common stride."""
 
-    def rotation(arguments, step, rank, size):  # type: ignore[no-untyped-def]
+    def rotation(arguments, step, rank, size):
         places, frequencies, _, num_pairs, cos, sin, stride = read_arguments(arguments, 7)
         scale = float32s(arguments + 8 * 3, 1)[0]
         num_tokens = int64s(step, 8)[NUM_TOKENS]
@@ -120,7 +120,7 @@ def rotation_kernel() -> Kernel:
 def add_kernel() -> Kernel:
     """Arguments: left and right with their strides, the sum and its stride, columns, which step number counts rows."""
 
-    def add(arguments, step, rank, size):  # type: ignore[no-untyped-def]
+    def add(arguments, step, rank, size):
         left, left_stride, right, right_stride, total, total_stride, columns, rows_at = read_arguments(arguments, 8)
         num_rows = int64s(step, 8)[rows_at]
         row = claim(arguments)
@@ -139,7 +139,7 @@ def add_kernel() -> Kernel:
 def select_rows_kernel() -> Kernel:
     """Arguments: sample records, source and its stride, output and its stride, columns."""
 
-    def select_rows(arguments, step, rank, size):  # type: ignore[no-untyped-def]
+    def select_rows(arguments, step, rank, size):
         samples, source, stride, output, output_stride, columns = read_arguments(arguments, 6)
         num_samples = int64s(step, 8)[NUM_SAMPLES]
         records = int32s(samples, (num_samples, 2))
@@ -175,7 +175,7 @@ def likeliest_kernel() -> Kernel:
     stride and number per row.
     """
 
-    def likeliest(arguments, step, rank, size):  # type: ignore[no-untyped-def]
+    def likeliest(arguments, step, rank, size):
         scores, stride, columns, output, samples, places, known, known_stride, row_length = read_arguments(arguments, 9)
         num_samples = int64s(step, 8)[NUM_SAMPLES]
         records = int32s(samples, (num_samples, 2))

@@ -19,12 +19,16 @@ from engine.cpu.memory import call_kernel, fetch_add, give_way, int64s, load_sha
 
 PROGRAM_COLUMNS = 2
 """An instruction is the address of its kernel and that of its arguments."""
-SPINS = 20_000
-"""How often a waiting thread looks before it gives way: some tens of microseconds."""
+LONG_PATIENCE = 20_000
+"""How often a thread that spins looks before it gives way after all: some tens of microseconds."""
+SHORT_PATIENCE = 100
 
 
-def _run(program, count, step, arrivals, before, rank, size):  # type: ignore[no-untyped-def]
-    """Run `count` instructions as thread `rank` of `size`; `before` are the arrivals of earlier programs."""
+def _run(program, count, step, arrivals, before, patience, rank, size):
+    """Run `count` instructions as thread `rank` of `size`.
+
+    `before` are the arrivals of earlier programs; a waiting thread looks `patience` times before it gives way.
+    """
     instructions = int64s(program, (count, PROGRAM_COLUMNS))
     for index in range(count):
         call_kernel(instructions[index, 0], instructions[index, 1], step, rank, size)
@@ -32,16 +36,20 @@ def _run(program, count, step, arrivals, before, rank, size):  # type: ignore[no
         spins = 0
         while load_shared(arrivals) < before + size * (index + 1):
             spins += 1
-            if spins == SPINS:
+            if spins == patience:
                 give_way()
                 spins = 0
 
 
 class Team:
-    """`size` threads, the caller's among them.  `cpus` pins each to one CPU, where the system allows that."""
+    """`size` threads, the caller's among them.
 
-    def __init__(self, size: int, cpus: Sequence[int] = ()) -> None:
+    `spins`: whether those that wait keep their core.  `cpus` pins each to one CPU, where the system allows that.
+    """
+
+    def __init__(self, size: int, *, spins: bool = True, cpus: Sequence[int] = ()) -> None:
         self.size = size
+        self._patience = LONG_PATIENCE if spins else SHORT_PATIENCE
         self._arrivals = np.zeros(8, dtype=np.int64)
         self._num_arrived = 0
         self._run = numba.njit(nogil=True, cache=bool(numba.config.CACHE_DIR))(_run)
@@ -59,7 +67,8 @@ class Team:
         One program at a time, always from the same thread.
         """
         count = len(program)
-        job = (program.ctypes.data, count, step.ctypes.data, self._arrivals.ctypes.data, self._num_arrived)
+        arrivals = self._arrivals.ctypes.data
+        job = (program.ctypes.data, count, step.ctypes.data, arrivals, self._num_arrived, self._patience)
         self._job = job
         for wake in self._wake:
             wake.release()

@@ -8,7 +8,7 @@ the host.  Called by `engine.loop`; knows nothing of scheduling policy.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
 
@@ -20,10 +20,6 @@ from engine.runner.transfer import Download
 from engine.sampling.sampler import DeviceLogprobs, SamplingRow, sample
 from engine.sampling.seeds import derive
 
-if TYPE_CHECKING:
-    # Imports Triton, which only GPUs need.
-    from engine.runner.captured_steps import CapturedSteps
-
 
 class RunnableModel(Protocol):
     """What the runner needs of a model; `engine.models` describes the shapes."""
@@ -33,6 +29,24 @@ class RunnableModel(Protocol):
     ) -> torch.Tensor: ...
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor: ...
+
+
+class ReplayedSteps(Protocol):
+    """Steps that were prepared once and are only replayed: as CUDA graphs, or as a program on the CPU.
+
+    A replayed step writes the likeliest token of every sequence that samples to its row.
+    """
+
+    @property
+    def has_wanted(self) -> bool:
+        """Whether `capture_wanted` has anything left to prepare."""
+        ...
+
+    def capture_wanted(self) -> None: ...
+
+    def run(self, batch: ScheduledBatch) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Logits [N, V] and likeliest ids [N] of the N sequences that sample; None where the step is not prepared."""
+        ...
 
 
 class PendingStep:
@@ -52,7 +66,7 @@ class PendingStep:
 class ModelRunner:
     """The device side of one engine: a model, its attention backend and the row table.
 
-    `captured` are the steps that run as CUDA graphs; None where none do.
+    `replayed` are the steps that were prepared; None where none are.
     """
 
     def __init__(
@@ -62,13 +76,13 @@ class ModelRunner:
         rows: RowTable,
         *,
         seed: int,
-        captured: CapturedSteps | None = None,
+        replayed: ReplayedSteps | None = None,
     ) -> None:
         self._model = model
         self._attention = attention
         self._rows = rows
         self._seed = seed
-        self.captured = captured
+        self.replayed = replayed
 
     @property
     def compiles(self) -> bool:
@@ -79,18 +93,18 @@ class ModelRunner:
     def launch(self, batch: ScheduledBatch) -> PendingStep:
         """Compute the batch; sequences that sample get their next token."""
         self._rows.apply(batch)
-        if self.captured is not None:
-            outputs = self.captured.run(batch)
-            if outputs is not None:
-                logits, likeliest = outputs
-                if all(self._rows.is_plain(sequence.row) for sequence in batch.sequences):
-                    return PendingStep(likeliest)
-                return self._sample(batch.sequences, logits)
+        sampling = [sequence for sequence in batch.sequences if sequence.samples]
+        outputs = self.replayed.run(batch) if self.replayed is not None else None
+        if outputs is not None:
+            logits, likeliest = outputs
+            if all(self._rows.is_plain(sequence.row) for sequence in sampling):
+                return PendingStep(likeliest)
+            return self._sample(sampling, logits)
         computed = self._compute(batch)
         if computed is None:
             # On the device, so that whoever waits for this step waits until it has run.
             return PendingStep(torch.empty(0, dtype=torch.int64, device=self._rows.device))
-        return self._sample([sequence for sequence in batch.sequences if sequence.samples], computed)
+        return self._sample(sampling, computed)
 
     def _compute(self, batch: ScheduledBatch) -> torch.Tensor | None:
         """Kernel by kernel: logits [N, V] of the N sequences that sample, or None when none does."""

@@ -10,13 +10,13 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from engine.attention.compiled_paged import CompiledPagedAttention
 from engine.core.batch import ScheduledBatch
 from engine.cpu.ops import CompiledOps
 from engine.cpu.program import Capacity, Recorder, Rows
 from engine.cpu.row_kernels import gather_kernel, likeliest_kernel, select_rows_kernel
 from engine.cpu.step import NUM_DECODES, NUM_SAMPLES, NUM_SEQUENCES, NUM_TOKENS, STEP_SIZE
 from engine.cpu.team import Team
-from engine.attention.compiled_paged import CompiledPagedAttention
 from engine.models.decoder import DecoderModel
 from engine.runner.model_input import describe_sequences
 from engine.runner.rows import RowTable

@@ -27,7 +27,7 @@ class RowTable:
         self.device = device
         self.token_ids = torch.zeros((max_num_seqs, max_model_len), dtype=torch.int32, device=device)
         self.block_tables = torch.zeros((max_num_seqs, max_blocks), dtype=torch.int32, device=device)
-        self._block_size = block_size
+        self.block_size = block_size
         self._gather = select_gather(device)
         self._starts: list[RowStart | None] = [None] * max_num_seqs
         self._is_plain = [False] * max_num_seqs
@@ -41,7 +41,7 @@ class RowTable:
 
     def gather(self, sequences: torch.Tensor, num_tokens: int) -> GatheredStep:
         """Look up what `sequences` int32 [4, S] compute in a step of `num_tokens`; see `GatherStep`."""
-        return self._gather(sequences, self.token_ids, self.block_tables, self._block_size, num_tokens)
+        return self._gather(sequences, self.token_ids, self.block_tables, self.block_size, num_tokens)
 
     def append(self, rows: Sequence[int], positions: Sequence[int], token_ids: torch.Tensor) -> None:
         """Write `token_ids` [N] at `positions` of `rows`, where the next step gathers them.
