@@ -12,7 +12,7 @@ from llvmlite import ir
 from numba import carray, njit, types
 from numba.extending import intrinsic
 
-from engine.cpu.lanes import FLOAT16, FLOAT32, INT64
+from engine.cpu.lanes import FLOAT16, FLOAT32, INT64, Emitter
 
 _Typing = tuple[Any, Any]
 
@@ -119,6 +119,16 @@ def load_shared(typing_context: Any, address: Any) -> _Typing:
         return builder.load_atomic(builder.inttoptr(arguments[0], INT64.as_pointer()), "acquire", 8)
 
     return types.int64(types.int64), generate
+
+
+@intrinsic
+def read_cycles(typing_context: Any) -> _Typing:
+    """The processor's cycle counter."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return Emitter(builder).call("llvm.readcyclecounter", INT64)
+
+    return types.int64(), generate
 
 
 @intrinsic

@@ -52,14 +52,19 @@ class _Buffer:
 
 
 class Program:
-    """A recorded step: run it as often as you like."""
+    """A recorded step: run it as often as you like.  `names` are its instructions' kernels.
 
-    def __init__(self, instructions: list[tuple[int, tuple[int, ...]]], memory: list[object]) -> None:
+    `cycles` is None, or what each instruction has taken in all runs since it was set, int64 [instructions].
+    """
+
+    def __init__(self, instructions: list[tuple[Kernel, tuple[int, ...]]], memory: list[object]) -> None:
+        self.names = tuple(kernel.name for kernel, _ in instructions)
+        self.cycles: np.ndarray | None = None
         self._arguments = np.zeros((len(instructions), MAX_ARGUMENTS), dtype=np.int64)
         self._instructions = np.zeros((len(instructions), PROGRAM_COLUMNS), dtype=np.int64)
         for index, (kernel, arguments) in enumerate(instructions):
             self._arguments[index, 1 : 1 + len(arguments)] = arguments
-            self._instructions[index] = kernel, self._arguments[index].ctypes.data
+            self._instructions[index] = kernel.address, self._arguments[index].ctypes.data
         self._memory = memory
 
     def __len__(self) -> int:
@@ -68,7 +73,7 @@ class Program:
     def run(self, team: Team, step: np.ndarray) -> None:
         """Compute one step, whose numbers are `step` int64 [STEP_SIZE] (`engine.cpu.step`)."""
         self._arguments[:, 0] = 0  # the work counters
-        team.run(self._instructions, step)
+        team.run(self._instructions, step, self.cycles)
 
 
 class Recorder:
@@ -89,7 +94,7 @@ class Recorder:
         self.row_token_ids = rows.token_ids
         self.row_token_id_stride = rows.token_id_stride
         self._memory: list[object] = []
-        self._instructions: list[tuple[int, tuple[int, ...]]] = []
+        self._instructions: list[tuple[Kernel, tuple[int, ...]]] = []
         self._buffers: dict[int, _Buffer] = {}
         self._free: list[tuple[int, int]] = []
         self._zeros = (0, 0)
@@ -156,7 +161,7 @@ class Recorder:
     def add(self, kernel: Kernel, *arguments: int) -> None:
         """Append an instruction; its kernel finds the arguments behind its work counter, from 1 on."""
         assert len(arguments) < MAX_ARGUMENTS, f"{kernel.name} takes too many arguments"
-        self._instructions.append((kernel.address, arguments))
+        self._instructions.append((kernel, arguments))
 
     def finish(self) -> Program:
         """What was recorded."""

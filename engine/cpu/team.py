@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import numba
 import numpy as np
 
-from engine.cpu.memory import call_kernel, fetch_add, give_way, int64s, load_shared
+from engine.cpu.memory import call_kernel, fetch_add, give_way, int64s, load_shared, read_cycles
 
 PROGRAM_COLUMNS = 2
 """An instruction is the address of its kernel and that of its arguments."""
@@ -24,12 +24,15 @@ LONG_PATIENCE = 20_000
 SHORT_PATIENCE = 100
 
 
-def _run(program, count, step, arrivals, before, patience, rank, size):
+def _run(program, count, step, arrivals, before, patience, cycles, rank, size):
     """Run `count` instructions as thread `rank` of `size`.
 
     `before` are the arrivals of earlier programs; a waiting thread looks `patience` times before it gives way.
+    Where `cycles` is not 0, the first thread adds what each instruction took, waiting included, to int64s there.
     """
     instructions = int64s(program, (count, PROGRAM_COLUMNS))
+    is_timing = cycles != 0 and rank == 0
+    started = read_cycles() if is_timing else 0
     for index in range(count):
         call_kernel(instructions[index, 0], instructions[index, 1], step, rank, size)
         fetch_add(arrivals, 1)
@@ -39,6 +42,10 @@ def _run(program, count, step, arrivals, before, patience, rank, size):
             if spins == patience:
                 give_way()
                 spins = 0
+        if is_timing:
+            now = read_cycles()
+            int64s(cycles, count)[index] += now - started
+            started = now
 
 
 class Team:
@@ -61,14 +68,16 @@ class Team:
             cpu = cpus[rank % len(cpus)] if cpus else None
             threading.Thread(target=self._help, args=(rank, cpu), name=f"team-{rank}", daemon=True).start()
 
-    def run(self, program: np.ndarray, step: np.ndarray) -> None:
+    def run(self, program: np.ndarray, step: np.ndarray, cycles: np.ndarray | None = None) -> None:
         """Run a program, int64 [instructions, 2], on a step's numbers; returns when it is done.
 
-        One program at a time, always from the same thread.
+        Adds the cycles that each instruction took to `cycles` int64 [instructions].  One program at a time, always
+        from the same thread.
         """
         count = len(program)
         arrivals = self._arrivals.ctypes.data
-        job = (program.ctypes.data, count, step.ctypes.data, arrivals, self._num_arrived, self._patience)
+        times = 0 if cycles is None else cycles.ctypes.data
+        job = (program.ctypes.data, count, step.ctypes.data, arrivals, self._num_arrived, self._patience, times)
         self._job = job
         for wake in self._wake:
             wake.release()

@@ -57,7 +57,7 @@ class RecordedSteps:
         results = recorder.address(self._likeliest), recorder.samples, recorder.positions
         recorder.add(likeliest_kernel(), *scores, *results, *known, row_length)
         self._logits = recorder.view(logits)
-        self._program = recorder.finish()
+        self.program = recorder.finish()
 
     def capture_wanted(self) -> None:
         """Nothing is ever wanted: the one program serves every step."""
@@ -75,7 +75,7 @@ class RecordedSteps:
         self._step[NUM_SAMPLES] = num_samples
         self._step[NUM_SEQUENCES] = num_sequences
         self._step[NUM_DECODES] = batch.num_decodes
-        self._program.run(self._team, self._step)
+        self.program.run(self._team, self._step)
         return self._logits[:num_samples], self._likeliest[:num_samples]
 
 
