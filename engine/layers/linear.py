@@ -1,8 +1,9 @@
 """`Linear`: one matrix product, fed by one checkpoint tensor or by several stacked ones.
 
-A model calls a linear and asks it for weight slots, nothing else, so a quantised or a
-sharded layer can take its place without the model file knowing.  What comes right before
-the product, a norm or a gate, is applied with it, because one kernel may do both.
+A model calls a linear and asks it for weight slots, nothing else, so a quantised layer
+(`engine.layers.packed_linear`) or a sharded one can take its place without the model file
+knowing.  What comes right before the product, a norm or a gate, is applied with it, because
+one kernel may do both.
 """
 
 from __future__ import annotations

@@ -139,6 +139,14 @@ def packed_shape(bits: Bits, out_features: int, in_features: int) -> tuple[int, 
     return -(-out_features // TILE_OUTPUTS), -(-in_features // GROUP_INPUTS), code_bytes + _NUMBERS_BYTES
 
 
+def empty_rows(bits: Bits, out_features: int, in_features: int, *, device: torch.device) -> CodedRows:
+    """Uninitialised rows, to be written to."""
+    groups = -(-in_features // GROUP_INPUTS)
+    codes = torch.empty((out_features, groups, GROUP_INPUTS * bits // 8), dtype=torch.uint8, device=device)
+    scales, minimums = torch.empty((2, out_features, groups), dtype=torch.float16, device=device)
+    return CodedRows(bits, in_features, codes, scales, minimums)
+
+
 def pack(parts: Sequence[CodedRows]) -> PackedWeight:
     """The weight whose outputs are those of `parts`, all of one input width, one after the other.
 

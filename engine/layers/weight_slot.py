@@ -12,12 +12,19 @@ from typing import Protocol
 
 import torch
 
+from engine.layers.packed_weight import CodedRows
+
 
 class WeightSlot(Protocol):
     """One tensor's place in a layer; `shape` is the tensor's shape in the checkpoint."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def needs_codes(self) -> bool:
+        """Whether the layer is quantised, and `load` takes nothing but coded rows."""
+        ...
 
     def landing(self, dtype: torch.dtype) -> torch.Tensor | None:
         """The slot's own memory, of `shape` and contiguous, if a tensor of `dtype` may be put there before `load`.
@@ -26,10 +33,10 @@ class WeightSlot(Protocol):
         """
         ...
 
-    def load(self, tensor: torch.Tensor) -> None:
-        """Take over `tensor`, of `shape` and any floating dtype, from any device; it may be the `landing` itself.
+    def load(self, values: torch.Tensor | CodedRows) -> None:
+        """Take over `values`, of `shape`: coded rows, or any floating dtype from any device, even the `landing` itself.
 
-        On a GPU the work goes to the current stream.  The caller may reuse the tensor's memory after that work.
+        On a GPU the work goes to the current stream.  The caller may reuse a tensor's memory after that work.
         """
         ...
 
@@ -44,11 +51,16 @@ class CopySlot:
     def shape(self) -> tuple[int, ...]:
         return tuple(self._destination.shape)
 
+    @property
+    def needs_codes(self) -> bool:
+        return False
+
     def landing(self, dtype: torch.dtype) -> torch.Tensor | None:
         fits = dtype == self._destination.dtype and self._destination.is_contiguous()
         return self._destination if fits else None
 
-    def load(self, tensor: torch.Tensor) -> None:
+    def load(self, values: torch.Tensor | CodedRows) -> None:
+        tensor = values.dequantize() if isinstance(values, CodedRows) else values
         is_there = tensor.device == self._destination.device and tensor.data_ptr() == self._destination.data_ptr()
         if not is_there:
             self._destination.copy_(tensor)

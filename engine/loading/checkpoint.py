@@ -14,6 +14,7 @@ import torch
 
 from engine.api.config import LoadFormat
 from engine.api.errors import BrokenCheckpoint, UnsupportedModel
+from engine.layers.packed_weight import Bits, CodedRows
 from engine.loading.dummy_checkpoint import DummyCheckpoint
 from engine.loading.gguf_checkpoint import GgufCheckpoint
 from engine.loading.read_plan import StoredTensor
@@ -39,6 +40,18 @@ class Checkpoint(Protocol):
 
         Quantised tensors come dequantised, one at a time.
         """
+        ...
+
+    def code_bits(self) -> dict[str, Bits]:
+        """The matrices that are stored quantised, with the bits of their codes."""
+        ...
+
+    def coded_tensors(self) -> Iterator[tuple[str, torch.Tensor | CodedRows]]:
+        """As `tensors`, but the matrices that are stored quantised come as rows of codes."""
+        ...
+
+    def files(self) -> list[Path]:
+        """The files that hold the tensors."""
         ...
 
     def stored_tensors(self) -> list[StoredTensor] | None:

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
+
+from engine.layers.packed_weight import Bits
+from engine.loading.quantize import quantize_rows
+from engine.models.decoder import DecoderModel
 
 _SEED = 0
 _WEIGHT_DEVIATION = 0.02
@@ -28,11 +33,24 @@ class DummyCheckpoint:
     def stored_tensors(self) -> None:
         return None
 
-    def fill(self, model: torch.nn.Module) -> None:
-        """Fill every parameter where it lies: norms with one, the rest from a seeded normal distribution."""
+    def code_bits(self) -> dict[str, Bits]:
+        return {}
+
+    def coded_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        return self.tensors()
+
+    def files(self) -> list[Path]:
+        return []
+
+    def fill(self, model: DecoderModel) -> None:
+        """Norms become one, all else seeded normal numbers, which a packed model gets quantised."""
         generator = torch.Generator(device=next(model.parameters()).device).manual_seed(_SEED)
         for name, parameter in model.named_parameters():
             if name.endswith("norm.weight"):
                 parameter.fill_(1.0)
             else:
                 parameter.normal_(0.0, _WEIGHT_DEVIATION, generator=generator)
+        for name, slot in model.weight_slots():
+            if slot.needs_codes:
+                values = torch.empty(slot.shape, device="cpu").normal_(0.0, _WEIGHT_DEVIATION, generator=generator)
+                slot.load(quantize_rows(name, values))

@@ -1,18 +1,21 @@
-"""GGUF files: memory-mapped, translated to Hugging Face names and layout, dequantised tensor by tensor.
+"""GGUF files: memory-mapped, translated to Hugging Face names and layout, tensor by tensor.
 
-Opened by `engine.loading.checkpoint`.
+Quantised matrices are dequantised, or come as rows of codes.  Opened by `engine.loading.checkpoint`.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from engine.api.errors import BrokenCheckpoint, UnsupportedModel
+from engine.layers.packed_weight import Bits, CodedRows
+from engine.loading.gguf_codes import code_bits, code_rows
 from engine.loading.gguf_config import config_from_gguf
 from engine.loading.gguf_dequantize import SUPPORTED_TYPES, dequantize
 from engine.loading.gguf_names import ROPE_FACTORS, hf_name
@@ -29,6 +32,7 @@ class GgufCheckpoint:
     def __init__(self, path: Path) -> None:
         """Read the header.  Raises `BrokenFile`, `BrokenCheckpoint` or `UnsupportedModel`."""
         header = read_gguf_header(path)
+        self._path = path
         self._file = MappedFile(path)
         for tensor in header.tensors.values():
             if tensor.type_name not in SUPPORTED_TYPES:
@@ -46,18 +50,42 @@ class GgufCheckpoint:
         return [hf_name(tensor.name) for tensor in self._tensors]
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        interleaved = self.config["model_type"] in _INTERLEAVED_ARCHITECTURES
         for tensor in self._tensors:
-            values = self._read(tensor)
-            if interleaved and _QUERY_OR_KEY.fullmatch(tensor.name):
-                values = _split_rotary_halves(tensor.name, values, self.config["head_dim"])
-            yield hf_name(tensor.name), values
+            yield hf_name(tensor.name), self._reorder(tensor, self._read(tensor))
+
+    def code_bits(self) -> dict[str, Bits]:
+        return {hf_name(tensor.name): bits for tensor in self._tensors if (bits := _matrix_bits(tensor))}
+
+    def coded_tensors(self) -> Iterator[tuple[str, torch.Tensor | CodedRows]]:
+        for tensor in self._tensors:
+            if _matrix_bits(tensor) is None:
+                yield hf_name(tensor.name), self._reorder(tensor, self._read(tensor))
+            else:
+                rows = code_rows(tensor.name, self._bytes(tensor), tensor.type_name, (tensor.shape[0], tensor.shape[1]))
+                yield hf_name(tensor.name), rows.with_rows(partial(self._reorder, tensor))
+            self._file.release(tensor.offset, tensor.num_bytes)
+
+    def files(self) -> list[Path]:
+        return [self._path]
 
     def stored_tensors(self) -> None:
         return None
 
+    def _bytes(self, tensor: GgufTensor) -> torch.Tensor:
+        return self._file.view(tensor.offset, tensor.num_bytes)
+
     def _read(self, tensor: GgufTensor) -> torch.Tensor:
-        return dequantize(self._file.view(tensor.offset, tensor.num_bytes), tensor.type_name, tensor.shape)
+        return dequantize(self._bytes(tensor), tensor.type_name, tensor.shape)
+
+    def _reorder(self, tensor: GgufTensor, values: torch.Tensor) -> torch.Tensor:
+        """`values` of `tensor`, whose first dimension is its rows, in the row order of Hugging Face checkpoints."""
+        if self.config["model_type"] not in _INTERLEAVED_ARCHITECTURES or not _QUERY_OR_KEY.fullmatch(tensor.name):
+            return values
+        return _split_rotary_halves(tensor.name, values, self.config["head_dim"])
+
+
+def _matrix_bits(tensor: GgufTensor) -> Bits | None:
+    return code_bits(tensor.type_name) if len(tensor.shape) == 2 else None
 
 
 def _split_rotary_halves(name: str, values: torch.Tensor, head_dim: int) -> torch.Tensor:

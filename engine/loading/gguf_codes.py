@@ -12,9 +12,9 @@ from collections.abc import Callable
 import torch
 
 from engine.api.errors import BrokenCheckpoint
-from engine.layers.packed_weight import GROUP_INPUTS, Bits, CodedRows
+from engine.layers.packed_weight import GROUP_INPUTS, Bits, CodedRows, empty_rows
 from engine.loading.gguf_dequantize import dequantize, k_scales
-from engine.loading.quantize import empty_rows, quantize_into, row_chunks
+from engine.loading.quantize import quantize_into, row_chunks
 from store.formats.gguf import GGUF_BLOCK_SIZES
 
 Coded = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -29,7 +29,7 @@ def code_bits(type_name: str) -> Bits | None:
 
 
 def code_rows(name: str, raw: torch.Tensor, type_name: str, shape: tuple[int, int]) -> CodedRows:
-    """Flat uint8 `raw` of the matrix `name`, of a type that `code_bits` knows, as new tensors.
+    """Flat uint8 `raw` of the matrix `name`, of a type that `code_bits` knows; the codes may share its memory.
 
     Raises `BrokenCheckpoint` for rows that are no whole number of blocks, and for scales that are not finite.
     """
@@ -55,7 +55,7 @@ def code_rows(name: str, raw: torch.Tensor, type_name: str, shape: tuple[int, in
 
 
 def _requantize(name: str, raw_rows: torch.Tensor, type_name: str, shape: tuple[int, int]) -> CodedRows:
-    coded = empty_rows(*shape)
+    coded = empty_rows(8, *shape, device=torch.device("cpu"))
     for rows in row_chunks(*shape):
         part = raw_rows[rows]
         values = dequantize(part.reshape(-1), type_name, (part.shape[0], shape[1]))

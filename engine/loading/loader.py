@@ -7,14 +7,21 @@ and loading ends only when nothing is missing.  Called by `engine.build`.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
 
 import torch
 
-from engine.api.errors import BrokenCheckpoint
+from engine.api.config import Quantization
+from engine.api.errors import BrokenCheckpoint, UnsupportedModel
+from engine.kernels.ops import Ops
+from engine.kernels.torch_ops import TorchOps
+from engine.layers.packed_weight import PackedWeight, empty_rows
 from engine.loading.checkpoint import Checkpoint
 from engine.loading.dummy_checkpoint import DummyCheckpoint
+from engine.loading.packed_cache import PackedCache
+from engine.loading.quantize import quantize_rows
 from engine.loading.read_plan import StoredTensor
 from engine.loading.staging import Staging, staging_for
 from engine.loading.weight_stream import stream_tensors
@@ -25,6 +32,22 @@ _NUM_NAMED = 5
 _PROGRESS_INTERVAL_S = 0.05
 
 
+def packs_weights(checkpoint: Checkpoint, quantization: Quantization, device: torch.device) -> bool:
+    """Whether the model's matrices stay, or become, quantised and packed; all of them do or none.
+
+    On a CPU: always for "int8", never for "none", and for "auto" if the checkpoint holds quantised matrices.
+    Raises `UnsupportedModel` for "int8" on other devices.
+    """
+    if device.type == "cpu":
+        return quantization == "int8" or (quantization == "auto" and bool(checkpoint.code_bits()))
+    if quantization == "int8":
+        raise UnsupportedModel(
+            f"Weights are quantised to int8 on the CPU only, and the device is {device.type}; "
+            "use --quantization auto, or --device cpu."
+        )
+    return False
+
+
 def load_model(
     checkpoint: Checkpoint,
     *,
@@ -32,35 +55,64 @@ def load_model(
     dtype: torch.dtype,
     on_progress: Callable[[int, int], None],
     staging: Staging | None = None,
+    quantization: Quantization = "none",
+    packed_ops: Callable[[], Ops[PackedWeight]] = TorchOps,
+    packed_folder: Path | None = None,
 ) -> DecoderModel:
-    """A model on `device` with all weights in `dtype`.
+    """A model on `device` with all weights in `dtype`, or packed (`packs_weights`, `DecoderModel.is_packed`).
 
-    Weights stored as plain numbers are streamed through `staging` (by default: to GPUs only); all others
-    come one at a time from the memory map.  `on_progress` gets how much is loaded and the total, in bytes
-    where weights are streamed, else in tensors.  Raises `UnsupportedModel`, or `BrokenCheckpoint` before
+    Packed models compute with `packed_ops()`, in float32 whatever `dtype` is, and are kept in `packed_folder` for
+    the next start.  Weights stored as plain numbers are streamed through `staging` (by default: to GPUs only);
+    all others come one at a time from the memory map.  `on_progress` gets how much is loaded and the total, in
+    bytes where weights are streamed, else in tensors.  Raises `UnsupportedModel`, or `BrokenCheckpoint` before
     reading any weight when tensors are missing or left over.
     """
     found = model_class(checkpoint.config)
-    model = found(found.config_class.from_hf(checkpoint.config), device=device, dtype=dtype)
+    is_packed = packs_weights(checkpoint, quantization, device)
+    model = found(
+        found.config_class.from_hf(checkpoint.config),
+        device=device,
+        dtype=torch.float32 if is_packed else dtype,
+        packed_ops=packed_ops() if is_packed else None,
+    )
     with torch.no_grad():
         if isinstance(checkpoint, DummyCheckpoint):
             checkpoint.fill(model)
+            return model.eval()
+        _require_match(model, checkpoint.tensor_names())
+        staging, stored = staging or staging_for(device), checkpoint.stored_tensors()
+        if is_packed:
+            _load_packed(model, checkpoint, PackedCache(packed_folder, checkpoint.files()), on_progress)
+        elif staging is None or stored is None:
+            _load_from_map(model, checkpoint, on_progress)
         else:
-            _require_match(model, checkpoint.tensor_names())
-            staging, stored = staging or staging_for(device), checkpoint.stored_tensors()
-            if staging is None or stored is None:
-                _load_from_map(model, checkpoint, on_progress)
-            else:
-                _load_through(staging, model, stored, on_progress)
-            _refuse("lacks", "the model needs", model.missing_weights())
+            _load_through(staging, model, stored, on_progress)
+        _refuse("lacks", "the model needs", model.missing_weights())
     return model.eval()
 
 
-def weight_bytes(checkpoint: Checkpoint, dtype: torch.dtype) -> int:
-    """What the model's weights will take in `dtype`, before any is read; errors as `load_model`."""
+def weight_bytes(
+    checkpoint: Checkpoint,
+    dtype: torch.dtype,
+    *,
+    quantization: Quantization = "none",
+    device: torch.device | None = None,
+) -> int:
+    """What the model's weights will take as `load_model` loads them, before any is read; errors as there.
+
+    Without a `device`, and on GPUs, they are in `dtype`.
+    """
     found = model_class(checkpoint.config)
-    model = found(found.config_class.from_hf(checkpoint.config), device=torch.device("meta"), dtype=dtype)
-    return sum(parameter.nbytes for parameter in model.parameters())
+    config, meta = found.config_class.from_hf(checkpoint.config), torch.device("meta")
+    if device is None or not packs_weights(checkpoint, quantization, device):
+        model = found(config, device=meta, dtype=dtype)
+        return sum(parameter.nbytes for parameter in model.parameters())
+    model = found(config, device=meta, dtype=torch.float32, packed_ops=TorchOps())
+    bits = checkpoint.code_bits()
+    for name, slot in model.weight_slots():
+        if slot.needs_codes:
+            slot.load(empty_rows(bits.get(name, 8), slot.shape[0], slot.shape[1], device=meta))
+    return model.weight_bytes
 
 
 def _require_match(model: DecoderModel, names: list[str]) -> None:
@@ -84,6 +136,37 @@ def _load_from_map(model: DecoderModel, checkpoint: Checkpoint, on_progress: Cal
     for done, (name, tensor) in enumerate(checkpoint.tensors(), start=1):
         model.load_weight(name, tensor)
         on_progress(done, total)
+
+
+def _load_packed(
+    model: DecoderModel, checkpoint: Checkpoint, cache: PackedCache, on_progress: Callable[[int, int], None]
+) -> None:
+    total = len(checkpoint.tensor_names())
+    on_progress(0, total)
+    if cache.load(model):
+        on_progress(total, total)
+        return
+    to_quantize = {name for name, slot in model.weight_slots() if slot.needs_codes}
+    with _one_thread():
+        for done, (name, values) in enumerate(checkpoint.coded_tensors(), start=1):
+            if name in to_quantize and isinstance(values, torch.Tensor) and values.ndim == 2:
+                values = quantize_rows(name, values)
+            model.load_weight(name, values)
+            on_progress(done, total)
+    cache.store_in_background(model)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Torch computes on one thread: its threads wait for one another after every operation of a millisecond or
+    less, which takes twenty times as long where other programs use the cores too.
+    """
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(num_threads)
 
 
 def _load_through(

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import mmap
 from pathlib import Path
 
 import torch
 
 
 class MappedFile:
-    """Typed views into the map of one file; the map lives as long as any view of it."""
+    """Typed views into the map of one file, which is not empty; the map lives as long as any view of it."""
 
     def __init__(self, path: Path) -> None:
-        self._bytes = torch.from_file(str(path), shared=False, size=path.stat().st_size, dtype=torch.uint8)
+        with path.open("rb") as file:
+            # Private: a write, which nobody makes, would not reach the file.  torch warns of read-only maps.
+            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        self._bytes = torch.frombuffer(self._map, dtype=torch.uint8)
 
     def view(self, offset: int, num_bytes: int, dtype: torch.dtype = torch.uint8) -> torch.Tensor:
         """`num_bytes` from `offset` as a flat tensor of `dtype`; copied only if not aligned to it."""
@@ -19,3 +23,10 @@ class MappedFile:
         if offset % dtype.itemsize:
             part = part.clone()
         return part.view(dtype)
+
+    def release(self, offset: int, num_bytes: int) -> None:
+        """Let go of the pages within these bytes, where the system can; views read them anew if they must."""
+        start = offset + -offset % mmap.PAGESIZE
+        end = (offset + num_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
+        if end > start and hasattr(mmap, "MADV_DONTNEED"):
+            self._map.madvise(mmap.MADV_DONTNEED, start, end - start)

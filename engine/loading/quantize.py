@@ -12,11 +12,12 @@ import torch
 from torch.nn.functional import pad
 
 from engine.api.errors import BrokenCheckpoint, UnsupportedModel
-from engine.layers.packed_weight import GROUP_INPUTS, CodedRows
+from engine.layers.packed_weight import GROUP_INPUTS, CodedRows, empty_rows
 
 _ZERO_CODE = 128
 _LARGEST_CODE = 127
-_CHUNK_ELEMENTS = 1 << 20
+_CHUNK_ELEMENTS = 1 << 17
+_CPU = torch.device("cpu")
 
 
 def quantize_rows(name: str, values: torch.Tensor) -> CodedRows:
@@ -24,18 +25,10 @@ def quantize_rows(name: str, values: torch.Tensor) -> CodedRows:
 
     Raises `BrokenCheckpoint` for numbers that are none, `UnsupportedModel` for those too large for float16 scales.
     """
-    coded = empty_rows(*values.shape)
+    coded = empty_rows(8, values.shape[0], values.shape[1], device=_CPU)
     for rows in row_chunks(*values.shape):
         quantize_into(name, values[rows].float(), coded, rows)
     return coded
-
-
-def empty_rows(out_features: int, in_features: int) -> CodedRows:
-    """Uninitialised 8-bit rows on the CPU, to be filled by `quantize_into`."""
-    groups = -(-in_features // GROUP_INPUTS)
-    codes = torch.empty((out_features, groups, GROUP_INPUTS), dtype=torch.uint8, device="cpu")
-    scales, minimums = torch.empty((2, out_features, groups), dtype=torch.float16, device="cpu")
-    return CodedRows(8, in_features, codes, scales, minimums)
 
 
 def row_chunks(out_features: int, in_features: int) -> Iterator[slice]:

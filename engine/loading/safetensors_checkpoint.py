@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from engine.api.errors import BrokenCheckpoint, UnsupportedModel
+from engine.layers.packed_weight import Bits
 from engine.loading.mapped_file import MappedFile
 from engine.loading.read_plan import StoredTensor
 from store.formats.safetensors import SafetensorsTensor, read_safetensors_header
@@ -52,6 +53,15 @@ class SafetensorsCheckpoint:
             for tensor in header.values():
                 view = file.view(tensor.offset, tensor.num_bytes, _DTYPES[tensor.dtype])
                 yield tensor.name, view.view(tensor.shape)
+
+    def code_bits(self) -> dict[str, Bits]:
+        return {}
+
+    def coded_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        return self.tensors()
+
+    def files(self) -> list[Path]:
+        return list(self._shards)
 
     def stored_tensors(self) -> list[StoredTensor]:
         return [

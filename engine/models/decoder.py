@@ -7,6 +7,7 @@ parallelism: those live in layers and loaders.  Subclassed by the model files.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import ClassVar
 
@@ -14,12 +15,15 @@ import torch
 
 from engine.api.errors import BrokenCheckpoint
 from engine.attention.backend import AttentionBackend, HeadNorms
+from engine.kernels.ops import Ops
 from engine.kernels.select import select_ops
-from engine.layers.embedding import TokenEmbedding
 from engine.layers.linear import Linear
+from engine.layers.packed_linear import PackedLayer, PackedLinear
+from engine.layers.packed_weight import CodedRows, PackedWeight
 from engine.layers.placement import Placement
 from engine.layers.rms_norm import RmsNorm
 from engine.layers.rotary import RotaryEmbedding, Rotation
+from engine.layers.select import new_embedding, new_linear
 from engine.layers.weight_slot import WeightSlot, slots_under
 from engine.models.config import DecoderConfig
 
@@ -32,8 +36,8 @@ class Attention(torch.nn.Module):
         self._layer_index = layer_index
         query_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         parts = {"q_proj": query_size, "k_proj": kv_size, "v_proj": kv_size}
-        self.qkv_proj = Linear(config.hidden_size, parts, placement, bias=config.qkv_bias)
-        self.o_proj = Linear(query_size, {"": config.hidden_size}, placement, bias=config.output_bias)
+        self.qkv_proj = new_linear(config.hidden_size, parts, placement, bias=config.qkv_bias)
+        self.o_proj = new_linear(query_size, {"": config.hidden_size}, placement, bias=config.output_bias)
         self.q_norm = RmsNorm(config.head_dim, config.rms_norm_eps, placement) if config.qk_norm else None
         self.k_norm = RmsNorm(config.head_dim, config.rms_norm_eps, placement) if config.qk_norm else None
         self._norms: HeadNorms | None = None
@@ -66,8 +70,8 @@ class GatedMlp(torch.nn.Module):
     def __init__(self, config: DecoderConfig, placement: Placement) -> None:
         super().__init__()
         parts = {"gate_proj": config.intermediate_size, "up_proj": config.intermediate_size}
-        self.gate_up_proj = Linear(config.hidden_size, parts, placement, bias=config.mlp_bias)
-        self.down_proj = Linear(config.intermediate_size, {"": config.hidden_size}, placement, bias=config.mlp_bias)
+        self.gate_up_proj = new_linear(config.hidden_size, parts, placement, bias=config.mlp_bias)
+        self.down_proj = new_linear(config.intermediate_size, {"": config.hidden_size}, placement, bias=config.mlp_bias)
 
     def forward(self, norm: RmsNorm, hidden: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The block over norm(hidden + residual), and that sum."""
@@ -110,29 +114,54 @@ class DecoderLayer(torch.nn.Module):
 
 
 class DecoderModel(torch.nn.Module):
-    """A whole decoder with its output head.  Weights are uninitialised until loaded."""
+    """A whole decoder with its output head.  Weights are uninitialised until loaded.
+
+    With `packed_ops` all matrices are packed, and these compute with them (`is_packed`).
+    """
 
     config_class: ClassVar[type[DecoderConfig]]
 
-    def __init__(self, config: DecoderConfig, *, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        config: DecoderConfig,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        packed_ops: Ops[PackedWeight] | None = None,
+    ) -> None:
         super().__init__()
         self.config = config
         self.dtype = dtype
-        placement = Placement(device, dtype, select_ops(device))
-        self.embed_tokens = TokenEmbedding(config.vocab_size, config.hidden_size, placement)
-        self._ops = placement.ops
-        self.rotary = RotaryEmbedding(config.rope, device=device, tables=placement.ops.rotation_tables)
+        self.is_packed = packed_ops is not None
+        placement = Placement(device, dtype, select_ops(device), packed_ops)
+        self._ops: Ops[torch.Tensor] | Ops[PackedWeight] = packed_ops or placement.ops
+        self.embed_tokens = new_embedding(config.vocab_size, config.hidden_size, placement)
+        self.rotary = RotaryEmbedding(config.rope, device=device, tables=self._ops.rotation_tables)
         self.layers = torch.nn.ModuleList(DecoderLayer(config, index, placement) for index in range(config.num_layers))
         self.norm = RmsNorm(config.hidden_size, config.rms_norm_eps, placement)
-        self.lm_head: Linear | None = None
+        self.lm_head: Linear | PackedLinear | None = None
         if not config.tie_word_embeddings:
-            self.lm_head = Linear(config.hidden_size, {"": config.vocab_size}, placement, bias=False)
+            self.lm_head = new_linear(config.hidden_size, {"": config.vocab_size}, placement, bias=False)
         self._missing = dict(self.weight_slots())
 
     @property
     def weight_bytes(self) -> int:
-        """What parameters and buffers take."""
-        return sum(tensor.nbytes for tensor in (*self.parameters(), *self.buffers()))
+        """What parameters, buffers and packed matrices take, once loaded."""
+        plain = sum(tensor.nbytes for tensor in (*self.parameters(), *self.buffers()))
+        return plain + sum(layer.weight.nbytes for _, layer in self.packed_layers())
+
+    @property
+    def num_parameters(self) -> int:
+        """How many numbers the weights are."""
+        return sum(parameter.numel() for parameter in self.parameters()) + sum(
+            math.prod(layer.shape) for _, layer in self.packed_layers()
+        )
+
+    def packed_layers(self) -> Iterator[tuple[str, PackedLayer]]:
+        """Every layer with a packed matrix, by its name; none unless the model `is_packed`."""
+        for name, module in self.named_modules():
+            if isinstance(module, PackedLayer):
+                yield name, module
 
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, attention: AttentionBackend) -> torch.Tensor:
         """Token ids and positions, integers [T] -> hidden states before the final norm [T, hidden_size].
@@ -166,8 +195,11 @@ class DecoderModel(torch.nn.Module):
         """Tensors that some checkpoints carry although the model computes or shares them."""
         return name.endswith("rotary_emb.inv_freq") or (self.config.tie_word_embeddings and name == "lm_head.weight")
 
-    def load_weight(self, name: str, tensor: torch.Tensor) -> None:
-        """Take one checkpoint tensor over.  Raises `BrokenCheckpoint` when it has no place or the wrong shape."""
+    def load_weight(self, name: str, tensor: torch.Tensor | CodedRows) -> None:
+        """Take one checkpoint tensor over, as its slot needs it.
+
+        Raises `BrokenCheckpoint` when it has no place or the wrong shape.
+        """
         slot = self._missing.get(name)
         if slot is None:
             if self.ignores_weight(name):
@@ -180,6 +212,10 @@ class DecoderModel(torch.nn.Module):
             )
         slot.load(tensor)
         del self._missing[name]
+
+    def mark_loaded(self) -> None:
+        """Note that all weights are in place, by another way than `load_weight`."""
+        self._missing.clear()
 
     def missing_weights(self) -> list[str]:
         """Names of tensors not loaded yet, in model order."""
