@@ -35,7 +35,8 @@ FORMAT_VERSION = 1
 _ALIGNMENT = 64
 _SUFFIX = ".safetensors"
 _UNFINISHED = ".unfinished"
-_ABANDONED_AFTER_S = 3600.0
+# A writer at work writes all the time, and one that is wrongly taken for dead only has to warn.
+_ABANDONED_AFTER_S = 120.0
 _SPARE_DISK_BYTES = 256 * 2**20
 _WRITE_BYTES = 8 * 2**20
 _DTYPE_NAMES = {torch.uint8: "U8", torch.float32: "F32"}
@@ -80,12 +81,15 @@ class PackedCache:
         return True
 
     def store_in_background(self, model: DecoderModel) -> None:
-        """`store` on a thread of its own, which does not keep the process alive; `model` must not change any more."""
+        """`store` on a thread of its own; `model` must not change any more.
+
+        A process that ends meanwhile waits for it: else programs that end soon would pack at every start.
+        """
         if self._path is not None:
-            Thread(target=self.store, args=(model,), name="packed-cache-writer", daemon=True).start()
+            Thread(target=self.store, args=(model,), name="packed-cache-writer").start()
 
     def store(self, model: DecoderModel) -> None:
-        """Write the entry of a loaded packed model and remove older ones of the same checkpoint.
+        """Write the entry of a loaded packed model, once those of the checkpoint's other states are removed.
 
         The entry appears whole or not at all; of two writers at once the later one wins.
         """
@@ -94,6 +98,7 @@ class PackedCache:
         unfinished = self._path.with_name(f"{self._path.name}.{secrets.token_hex(4)}{_UNFINISHED}")
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
+            _remove_old(self._path)
             _require_space(self._path.parent, model.weight_bytes)
             _write(unfinished, named_tensors(model))
             unfinished.replace(self._path)
@@ -103,8 +108,6 @@ class PackedCache:
             )
             with contextlib.suppress(OSError):
                 unfinished.unlink(missing_ok=True)
-            return
-        _remove_old(self._path)
 
 
 def _entry_name(sources: Sequence[Path]) -> str:
@@ -146,7 +149,7 @@ def _write(path: Path, tensors: dict[str, torch.Tensor]) -> None:
 
 
 def _remove_old(entry: Path) -> None:
-    """Other states of the entry's checkpoint, and what writers that were killed left behind long ago."""
+    """Remove other states of the entry's checkpoint, and what writers that were killed have left behind."""
     checkpoint = entry.name.partition("-")[0]
     for path in entry.parent.glob(f"{checkpoint}-*"):
         # A file in use cannot be removed everywhere; the next time will do.

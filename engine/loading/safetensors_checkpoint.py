@@ -53,6 +53,7 @@ class SafetensorsCheckpoint:
             for tensor in header.values():
                 view = file.view(tensor.offset, tensor.num_bytes, _DTYPES[tensor.dtype])
                 yield tensor.name, view.view(tensor.shape)
+                file.release(tensor.offset, tensor.num_bytes)
 
     def code_bits(self) -> dict[str, Bits]:
         return {}

@@ -183,7 +183,7 @@ def test_leftovers_of_killed_writers_go_when_they_are_old(model_path: Path, fold
     old, recent = (entry.with_name(f"{entry.name}.{name}.unfinished") for name in ("old", "recent"))
     for path in (old, recent):
         path.write_bytes(b"half")
-    long_ago = time.time() - 2 * 3600
+    long_ago = time.time() - 300
     os.utime(old, (long_ago, long_ago))
     cache = PackedCache(folder, [model_path])
     cache.store(load(model_path, folder))
