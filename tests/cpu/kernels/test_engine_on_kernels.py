@@ -12,13 +12,11 @@ import pytest
 import torch
 
 import engine.build
-import engine.layers.rotary
 import engine.models.decoder
 import engine.runner.rows
 from engine import LLM, SamplingParams
 from engine.attention.triton_paged import TritonPagedAttention
 from engine.kernels.gather_step import gather_step
-from engine.kernels.rotation_tables import rotation_tables
 from engine.kernels.triton_ops import TritonOps
 from tests.fakes.checkpoints import write_hf_checkpoint, write_tokenizer
 
@@ -45,5 +43,4 @@ def test_tokens_equal_those_of_torch(family: str, tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(engine.build, "select_backend", TritonPagedAttention)
     monkeypatch.setattr(TritonPagedAttention, "is_capturable", False)
     monkeypatch.setattr(engine.runner.rows, "select_gather", lambda device: gather_step)
-    monkeypatch.setattr(engine.layers.rotary, "_select_tables", lambda device: rotation_tables)
     assert generate(tmp_path) == expected
