@@ -21,15 +21,20 @@ from engine.api.errors import InsufficientMemory, UnsupportedModel
 from engine.api.wire import WorkerFacts
 from engine.attention.backend import AttentionBackend, AttentionSpec, CacheSpec
 from engine.attention.select import select_backend
+from engine.compiled_path import CompiledPath, choose_compiled_path
 from engine.core.scheduler import Scheduler, SchedulerConfig
+from engine.kernels.torch_ops import TorchOps
 from engine.loading.checkpoint import open_checkpoint
 from engine.loading.loader import load_model, weight_bytes
+from engine.models.config import DecoderConfig
 from engine.models.decoder import DecoderModel
+from engine.models.registry import model_class
 from engine.runner import device as devices
+from engine.runner.cpus import cpu_share
 from engine.runner.graph_sizes import GraphSizeMemory
-from engine.runner.kernel_cache import use_kernel_cache
+from engine.runner.kernel_cache import cpu_cache_folder, use_kernel_cache
 from engine.runner.memory import GIB, CachePlan
-from engine.runner.model_runner import ModelRunner
+from engine.runner.model_runner import ModelRunner, ReplayedSteps
 from engine.runner.rows import RowTable
 from engine.sizing import Limits, Sizer, choose_limits, shrink_to_fit
 
@@ -60,10 +65,11 @@ def build_engine(config: EngineConfig, on_progress: OnProgress) -> EngineParts:
     device = devices.resolve_device(config.device)
     in_use_before = devices.device_memory_in_use(device)
     folder = _prepare_device(config, device)
-    model = _load_model(config, device, on_progress)
+    model, compiled = _load_model(config, device, folder, on_progress)
     wanted = choose_limits(config, model.config, device)
-    spec = AttentionSpec(_cache_spec(model, config.block_size), model.config.num_heads, wanted.max_num_seqs)
-    attention = select_backend(spec, device)
+    cache_dtype = compiled.cache_dtype() if compiled is not None else model.dtype
+    spec = AttentionSpec(_cache_spec(model.config, config, cache_dtype), model.config.num_heads, wanted.max_num_seqs)
+    attention = compiled.attention(spec) if compiled is not None else select_backend(spec, device)
 
     on_progress("measuring the workspace", 0, 0)
     sizer = Sizer(config, model, attention, device, in_use_before)
@@ -72,14 +78,23 @@ def build_engine(config: EngineConfig, on_progress: OnProgress) -> EngineParts:
     )
     on_progress("allocating the KV cache", 0, 0)
     attention.allocate(plan.num_blocks)
-    runner = _runner(config, model, attention, limits, plan.max_model_len, device)
-    if runner.captured is not None:
-        _remember_graphs(runner.captured, GraphSizeMemory(folder), config.model, model.dtype, device)
+    rows = RowTable(
+        max_num_seqs=limits.max_num_seqs,
+        max_model_len=plan.max_model_len,
+        block_size=config.block_size,
+        device=device,
+    )
+    replayed: ReplayedSteps | None = None
+    if compiled is not None:
+        on_progress("compiling the step", 0, 0)
+        replayed = compiled.steps(model, attention, rows, limits.max_num_batched_tokens)
+    elif attention.is_capturable and config.enable_cuda_graphs:
+        replayed = _captured_steps(config, model, attention, rows, limits, folder)
     facts = _describe(spec.cache, plan, model, limits, device)
     _log_facts(facts)
     return EngineParts(
         scheduler=Scheduler(_scheduler_config(config, plan, limits)),
-        runner=runner,
+        runner=ModelRunner(model, attention, rows, seed=config.seed, replayed=replayed),
         facts=facts,
         pipeline_depth=2 if device.type == "cuda" else 1,
     )
@@ -87,9 +102,10 @@ def build_engine(config: EngineConfig, on_progress: OnProgress) -> EngineParts:
 
 def _prepare_device(config: EngineConfig, device: torch.device) -> Path | None:
     """Settings that must be made before the device is first used; returns where small things may be kept."""
-    torch.set_num_threads(config.num_threads or devices.available_threads())
+    torch.set_num_threads(config.num_threads or cpu_share().threads)
+    directory = Path(config.cache_dir) if config.cache_dir else None
     if device.type != "cuda":
-        return None
+        return cpu_cache_folder(directory)
     if importlib.util.find_spec("triton") is None:
         raise UnsupportedModel(
             "Triton, which the engine needs on NVIDIA GPUs, is not installed; install it (pip install triton), "
@@ -100,54 +116,57 @@ def _prepare_device(config: EngineConfig, device: torch.device) -> Path | None:
     torch.cuda.set_per_process_memory_fraction(min(1.0, budget_bytes / total_bytes), device)
     # Steps of changing size would leave holes between fixed segments, which the budget has no room for.
     torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
-    return use_kernel_cache(Path(config.cache_dir) if config.cache_dir else None, device)
+    return use_kernel_cache(directory, device)
 
 
-def _load_model(config: EngineConfig, device: torch.device, on_progress: OnProgress) -> DecoderModel:
+def _load_model(
+    config: EngineConfig, device: torch.device, folder: Path | None, on_progress: OnProgress
+) -> tuple[DecoderModel, CompiledPath | None]:
     on_progress("reading the checkpoint", 0, 0)
     checkpoint = open_checkpoint(Path(config.model), config.load_format)
     dtype = devices.resolve_dtype(config.dtype, str(checkpoint.config.get("dtype") or ""), device)
+    shape = model_class(checkpoint.config).config_class.from_hf(checkpoint.config)
+    compiled = choose_compiled_path(config, checkpoint, shape, device, folder)
+    quantization = config.quantization if compiled is not None else "none"
     # Checked first, because a process that runs out of memory is killed without a word.
-    needed_bytes, budget_bytes = weight_bytes(checkpoint, dtype), devices.memory_budget_bytes(config, device)
+    needed_bytes = weight_bytes(checkpoint, dtype, quantization=quantization, device=device)
+    budget_bytes = devices.memory_budget_bytes(config, device)
     if needed_bytes >= budget_bytes:
+        kind = str(dtype).removeprefix("torch.") if compiled is None else "quantised numbers"
         raise InsufficientMemory(
-            f"The weights take {needed_bytes / GIB:.2f} GiB as {str(dtype).removeprefix('torch.')}, and the memory "
-            f"budget is {budget_bytes / GIB:.2f} GiB; choose a smaller model, or stop others."
+            f"The weights take {needed_bytes / GIB:.2f} GiB as {kind}, and the memory budget is "
+            f"{budget_bytes / GIB:.2f} GiB; choose a smaller model, or stop others."
         )
-    return load_model(
+    model = load_model(
         checkpoint,
         device=device,
         dtype=dtype,
         on_progress=lambda done, total: on_progress("loading weights", done, total),
+        quantization=quantization,
+        packed_ops=(lambda: compiled.ops) if compiled is not None else TorchOps,
+        packed_folder=folder / "packed" if folder is not None else None,
     )
+    return model, compiled
 
 
-def _cache_spec(model: DecoderModel, block_size: int) -> CacheSpec:
-    config = model.config
-    return CacheSpec(config.num_layers, config.num_kv_heads, config.head_dim, block_size, model.dtype)
+def _cache_spec(shape: DecoderConfig, config: EngineConfig, dtype: torch.dtype) -> CacheSpec:
+    return CacheSpec(shape.num_layers, shape.num_kv_heads, shape.head_dim, config.block_size, dtype)
 
 
-def _runner(
+def _captured_steps(
     config: EngineConfig,
     model: DecoderModel,
     attention: AttentionBackend,
+    rows: RowTable,
     limits: Limits,
-    max_model_len: int,
-    device: torch.device,
-) -> ModelRunner:
-    rows = RowTable(
-        max_num_seqs=limits.max_num_seqs,
-        max_model_len=max_model_len,
-        block_size=config.block_size,
-        device=device,
-    )
-    captured = None
-    if attention.is_capturable and config.enable_cuda_graphs:
-        # Imports Triton, which only GPUs need.
-        from engine.runner.captured_steps import CapturedSteps
+    folder: Path | None,
+) -> CapturedSteps:
+    # Imports Triton, which only GPUs need.
+    from engine.runner.captured_steps import CapturedSteps
 
-        captured = CapturedSteps(model, attention, rows, max_num_batched_tokens=limits.max_num_batched_tokens)
-    return ModelRunner(model, attention, rows, seed=config.seed, captured=captured)
+    captured = CapturedSteps(model, attention, rows, max_num_batched_tokens=limits.max_num_batched_tokens)
+    _remember_graphs(captured, GraphSizeMemory(folder), config.model, model.dtype, rows.device)
+    return captured
 
 
 def _remember_graphs(
@@ -185,7 +204,7 @@ def _describe(
         device=str(device),
         max_model_len=plan.max_model_len,
         vocab_size=model.config.vocab_size,
-        num_parameters=sum(parameter.numel() for parameter in model.parameters()),
+        num_parameters=model.num_parameters,
         weight_bytes=model.weight_bytes,
         kv_bytes_per_token=spec.bytes_per_token,
         num_kv_blocks=plan.num_blocks,

@@ -135,8 +135,3 @@ def _process_memory_bytes(device: torch.device) -> int | None:
     finally:
         pynvml.nvmlShutdown()
     return next((process.usedGpuMemory for process in processes if process.pid == os.getpid()), None)
-
-
-def available_threads() -> int:
-    """CPUs this process may run on, which in a container is fewer than the machine has."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

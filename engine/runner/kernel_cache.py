@@ -38,8 +38,7 @@ def use_kernel_cache(
     if root is None:
         return None
     folder = root / cache_key(_device_name(device), _triton_version(), torch.__version__)
-    if reason := _why_unusable(folder):
-        log.warning("The kernel cache %s cannot be used (%s); kernels are compiled again at every start.", root, reason)
+    if not _is_usable(folder, root):
         temporary = _temporary_directory()
         if temporary is None:
             return None
@@ -48,6 +47,16 @@ def use_kernel_cache(
         if directory is not None or name not in environ:
             environ[name] = str(path)
     return folder
+
+
+def cpu_cache_folder(directory: Path | None) -> Path | None:
+    """Where an engine on the CPU may keep compiled kernels and packed weights: under `directory`, None means the
+    data root's own.  None where there is no place to write, which is logged."""
+    root = directory or _default_directory()
+    if root is None:
+        return None
+    folder = root / "cpu"
+    return folder if _is_usable(folder, root) else None
 
 
 def cache_key(device_name: str, triton_version: str, torch_version: str) -> str:
@@ -74,6 +83,13 @@ def _triton_version() -> str:
         return importlib.metadata.version("triton")
     except importlib.metadata.PackageNotFoundError:
         return "none"
+
+
+def _is_usable(folder: Path, root: Path) -> bool:
+    reason = _why_unusable(folder)
+    if reason is not None:
+        log.warning("The kernel cache %s cannot be used (%s); kernels are compiled again at every start.", root, reason)
+    return reason is None
 
 
 def _why_unusable(folder: Path) -> str | None:

@@ -1,0 +1,110 @@
+"""The compiled path of an engine on the CPU: which models take it, and what it is made of.
+
+Imports numba only where a model takes it.  Called by `engine.build`; `engine.cpu` does the work.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from engine.api.config import EngineConfig
+from engine.api.errors import UnsupportedModel
+from engine.attention.backend import AttentionBackend, AttentionSpec
+from engine.loading.checkpoint import Checkpoint
+from engine.loading.loader import packs_weights
+from engine.models.config import DecoderConfig
+from engine.models.decoder import DecoderModel
+from engine.runner.cpus import cpu_share
+from engine.runner.rows import RowTable
+
+if TYPE_CHECKING:
+    from engine.cpu.ops import CompiledOps
+    from engine.runner.recorded_steps import RecordedSteps
+
+log = logging.getLogger(__name__)
+
+_INPUTS_MULTIPLE = 32
+_HEAD_MULTIPLE = 16
+_MAX_HEAD_DIM = 256
+
+
+class CompiledPath:
+    """Ops, attention and steps of one packed model."""
+
+    def __init__(self, config: EngineConfig, ops: CompiledOps) -> None:
+        self.ops = ops
+        self._config = config
+
+    def cache_dtype(self) -> torch.dtype:
+        """Of keys and values: half precision, unless float32 was asked for; arithmetic is float32 either way."""
+        return torch.float32 if self._config.dtype == "float32" else torch.float16
+
+    def attention(self, spec: AttentionSpec) -> AttentionBackend:
+        from engine.attention.compiled_paged import CompiledPagedAttention
+
+        return CompiledPagedAttention(spec, torch.device("cpu"))
+
+    def steps(
+        self, model: DecoderModel, attention: AttentionBackend, rows: RowTable, max_num_batched_tokens: int
+    ) -> RecordedSteps:
+        """Record the model's step, for a team of threads that starts now."""
+        from engine.attention.compiled_paged import CompiledPagedAttention
+        from engine.cpu.team import Team
+        from engine.runner.recorded_steps import RecordedSteps
+
+        assert isinstance(attention, CompiledPagedAttention)
+        config, share = self._config, cpu_share()
+        size = config.num_threads or share.threads
+        spins = config.wait_policy == "spin" or (config.wait_policy == "auto" and size <= share.threads)
+        # torch is left with sampling, whose threads would wait on the cores that the team computes on.
+        torch.set_num_threads(1)
+        team = Team(size, spins=spins, cpus=share.cores if config.pin_threads else ())
+        log.info("CPU threads: %d of %d cores, %s", size, len(share.cores), "spinning" if spins else "yielding")
+        return RecordedSteps(model, self.ops, attention, rows, team, max_num_batched_tokens=max_num_batched_tokens)
+
+
+def choose_compiled_path(
+    config: EngineConfig, checkpoint: Checkpoint, shape: DecoderConfig, device: torch.device, folder: Path | None
+) -> CompiledPath | None:
+    """The compiled path if the model is to compute with packed weights, else None; kernels are kept in `folder`.
+
+    Under "auto" a model that it does not serve is expanded instead, under "int8" it is refused:
+    raises `UnsupportedModel`.
+    """
+    if not packs_weights(checkpoint, config.quantization, device):
+        return None
+    reason = _why_unsupported(shape)
+    if reason is None:
+        from engine.cpu.kernel import use_code_cache
+        from engine.cpu.ops import CompiledOps
+
+        if folder is not None:
+            use_code_cache(folder)
+        return CompiledPath(config, CompiledOps())
+    if config.quantization == "int8":
+        raise UnsupportedModel(f"Quantised weights cannot be used here: {reason}; use --quantization none.")
+    log.warning("The weights are expanded to float32, because %s.", reason)
+    return None
+
+
+def _why_unsupported(shape: DecoderConfig) -> str | None:
+    for name, size in (
+        ("hidden size", shape.hidden_size),
+        ("intermediate size", shape.intermediate_size),
+        ("attention's width", shape.num_heads * shape.head_dim),
+    ):
+        if size % _INPUTS_MULTIPLE:
+            return f"the model's {name}, {size}, is no multiple of {_INPUTS_MULTIPLE}"
+    if shape.head_dim % _HEAD_MULTIPLE or shape.head_dim > _MAX_HEAD_DIM:
+        return f"the model's heads have {shape.head_dim} numbers, and not a multiple of {_HEAD_MULTIPLE} up to 256"
+    try:
+        from engine.cpu.isa import host_isa
+    except ImportError:
+        return "numba, which compiles the kernels, is not installed"
+    if host_isa() is None:
+        return "this processor is older than AVX2"
+    return None
