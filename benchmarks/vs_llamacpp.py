@@ -29,7 +29,7 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -51,6 +51,7 @@ FRESH_SHAPE = (16, 256)
 """Sequences and tokens of each that a fresh process is loaded for: a context of 4,096 tokens."""
 FRESH_TASK = parse_task(f"generate_{FRESH_SHAPE[0]}", generate_tokens=32)
 """What its peak memory is read after: prompts of 1,024 tokens in all, and a decode of all sequences."""
+READ_BYTES = 2**22
 REST_S = 0.05
 """Between runs, so that the threads of the one before have gone to sleep."""
 IDLE_LIMIT = 0.01
@@ -114,10 +115,8 @@ class Bench:
             options["server"] = arguments.llama_server
         else:
             child = Child(arguments.llama_python, "benchmarks.llamacpp.python_child")
-        try:
+        with child:
             yield Contender(name, child, options)
-        finally:
-            child.close()
 
     def loads(self) -> dict[str, list[dict[str, Any]]]:
         """Load times and memory of fresh processes by contender; the first of each, into cold caches, is left out."""
@@ -130,6 +129,8 @@ class Bench:
         return found
 
     def _load_once(self, name: str) -> dict[str, Any]:
+        # A system that is short of memory, or proactive, forgets files that have not been read for a while.
+        keep_in_page_cache([Path(self._arguments.model), *self._data_root.rglob("*")])
         with self.contender(name, [FRESH_SHAPE]) as contender:
             usages = [contender.usage()]
             contender.arrivals(FRESH_TASK, 0, contender.loaded["vocab_size"])
@@ -175,6 +176,15 @@ class Bench:
 
     def _in_turn(self, turn: int) -> tuple[str, ...]:
         return self._names if turn % 2 == 0 else self._names[::-1]
+
+
+def keep_in_page_cache(paths: Iterable[Path]) -> None:
+    """Read files to their ends, so that whoever reads them next need not wait for the disk."""
+    for path in paths:
+        if path.is_file():
+            with path.open("rb", buffering=0) as file:
+                while file.read(READ_BYTES):
+                    pass
 
 
 def memory(usages: Sequence[dict[str, float]]) -> dict[str, float]:

@@ -12,7 +12,7 @@ import subprocess
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 _TAIL_CHARACTERS = 4000
@@ -38,7 +38,14 @@ class Child:
                 env={**os.environ, "PYTHONPATH": path, **(environment or {})},
             )
         except OSError as error:
+            self._stderr.close()
             raise ChildFailed(f"{python} cannot be started: {error}") from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
 
     def ask(self, do: str, **arguments: Any) -> Any:
         """The result of one command.  Raises `ChildFailed` when the child ends instead of answering."""

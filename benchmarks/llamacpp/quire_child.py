@@ -47,7 +47,12 @@ class Contender:
             "construct_s": ready - imported,
             "load_s": ready - imported,
             "vocab_size": facts.vocab_size,
-            "details": {"dtype": facts.dtype, "weight_bytes": facts.weight_bytes, "kv_tokens": facts.num_kv_tokens},
+            "details": {
+                "dtype": facts.dtype,
+                "weight_bytes": facts.weight_bytes,
+                "kv_tokens": facts.num_kv_tokens,
+                "kv_bytes_per_token": facts.kv_bytes_per_token,
+            },
         }
 
     def run(self, prompts: list[list[int]], max_tokens: int) -> list[list[float]]:
