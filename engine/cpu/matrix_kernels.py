@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import functools
 
-import numba
-
 from engine.cpu.kernel import Kernel, claim
 from engine.cpu.lanes import LANES
 from engine.cpu.matrix_tile import ACTIVATION_BYTES, matrix_tile, weight_bytes
@@ -28,34 +26,31 @@ def matrix_kernel(bits: int) -> Kernel:
     group_bytes = weight_bytes(bits)
     most_rows = max_block_rows()
 
-    @numba.njit
-    def multiply(height, activations, weights, bias, output, stride, num_groups):
-        if height == 1:
-            matrix_tile(1, bits, activations, weights, bias, output, stride, num_groups)
-        elif height == 2:
-            matrix_tile(2, bits, activations, weights, bias, output, stride, num_groups)
-        elif height == 4:
-            matrix_tile(4, bits, activations, weights, bias, output, stride, num_groups)
-        elif most_rows > 4:
-            if height == 8:
-                matrix_tile(8, bits, activations, weights, bias, output, stride, num_groups)
-            else:
-                matrix_tile(16, bits, activations, weights, bias, output, stride, num_groups)
-
     def matrix(arguments, step, rank, size):
-        activations, weights, bias, output, stride, num_groups, num_tiles, rows_at = read_arguments(arguments, 8)
+        activations, weights, bias, output, stride, groups, num_tiles, rows_at = read_arguments(arguments, 8)
         num_rows = int64s(step, 8)[rows_at]
         height = block_rows(num_rows, most_rows)
-        tile_bytes = num_groups * group_bytes
+        tile_bytes = groups * group_bytes
         chunk = max(1, min(num_tiles // (size * _CHUNKS_PER_THREAD), _CHUNK_BYTES // tile_bytes))
         first = claim(arguments) * chunk
         while first < num_tiles:
             for row in range(0, num_rows, height):
-                block = activations + row * num_groups * ACTIVATION_BYTES
+                block = activations + row * groups * ACTIVATION_BYTES
                 for tile in range(first, min(first + chunk, num_tiles)):
+                    values = weights + tile * tile_bytes
+                    added = bias + tile * _TILE_BYTES
                     place = output + row * stride + tile * _TILE_BYTES
-                    tile_bias = bias + tile * _TILE_BYTES
-                    multiply(height, block, weights + tile * tile_bytes, tile_bias, place, stride, num_groups)
+                    # A tile's height and bits are constants to the compiler.
+                    if height == 1:
+                        matrix_tile(1, bits, block, values, added, place, stride, groups)
+                    elif height == 2:
+                        matrix_tile(2, bits, block, values, added, place, stride, groups)
+                    elif height == 4:
+                        matrix_tile(4, bits, block, values, added, place, stride, groups)
+                    elif most_rows > 4 and height == 8:
+                        matrix_tile(8, bits, block, values, added, place, stride, groups)
+                    elif most_rows > 4:
+                        matrix_tile(16, bits, block, values, added, place, stride, groups)
             first = claim(arguments) * chunk
 
     return Kernel(matrix)
