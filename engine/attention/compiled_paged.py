@@ -1,0 +1,149 @@
+"""Paged attention in compiled code, for the CPU: recorded as instructions of a step's program.
+
+Keys of a layer lie as [block, KV head, head_dim, block_size] and values as [block, KV head, block_size, head_dim]:
+sixteen tokens of a key's dimension are one vector, as are sixteen dimensions of a token's value.  Nothing is computed
+when `attend` is called; `engine.cpu.program` says what recording is.  Chosen by whoever records the model's steps
+(`engine.runner.recorded_steps`).
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+
+import numpy as np
+import torch
+
+from engine.api.errors import InsufficientMemory
+from engine.attention.backend import AttentionMetadata, AttentionSpec, HeadNorms
+from engine.cpu.attention_kernels import attention_kernel
+from engine.cpu.attention_plan import plan_bytes, plan_kernel
+from engine.cpu.attention_shape import AttentionShape, max_tile_rows
+from engine.cpu.attention_store import store_kernel
+from engine.cpu.isa import host_isa
+from engine.cpu.lanes import LANES
+from engine.cpu.program import Recorder
+from engine.layers.rotary import Rotation
+
+_MAX_HEAD_DIM = 256
+_PARTIAL_BYTES = 64 << 20
+"""Room for the states of split contexts, which takes memory only as it is used."""
+
+
+class CompiledPagedAttention:
+    """`AttentionBackend` that records; scores are scaled by head_dim ** -0.5."""
+
+    name = "compiled-paged"
+    is_capturable = False
+
+    def __init__(self, spec: AttentionSpec, device: torch.device) -> None:
+        cache = spec.cache
+        self._spec = cache
+        self._num_heads = spec.num_heads
+        self._shape = AttentionShape(cache.head_dim, spec.num_heads // cache.num_kv_heads, max_tile_rows())
+        self._keys = torch.empty(0)
+        self._values = torch.empty(0)
+        self._recorder: Recorder | None = None
+        self._plan = self._partials = self._counters = self._scratch = 0
+
+    @staticmethod
+    def reasons_unsupported(spec: AttentionSpec, device: torch.device) -> list[str]:
+        """Sentences that say why this backend cannot serve `spec`; empty when it can."""
+        cache = spec.cache
+        reasons = []
+        if device.type != "cpu":
+            reasons.append(f"It runs on the CPU, not on {device.type}.")
+        elif host_isa() is None:
+            reasons.append("This processor lacks AVX2 or the conversion of float16.")
+        if cache.head_dim % LANES or not 0 < cache.head_dim <= _MAX_HEAD_DIM:
+            reasons.append(f"head_dim {cache.head_dim} is not a multiple of {LANES} up to {_MAX_HEAD_DIM}.")
+        if cache.dtype not in (torch.float32, torch.float16):
+            reasons.append(f"Its KV cache is float32 or float16, not {cache.dtype}.")
+        if cache.block_size % LANES:
+            reasons.append(f"block_size {cache.block_size} is not a multiple of {LANES}.")
+        if spec.num_heads % cache.num_kv_heads:
+            reasons.append(f"{spec.num_heads} query heads do not share {cache.num_kv_heads} KV heads evenly.")
+        return reasons
+
+    def allocate(self, num_blocks: int) -> None:
+        """Reserve the KV cache: zeros that take memory only as blocks are first used."""
+        spec = self._spec
+        lead = (spec.num_layers, num_blocks, spec.num_kv_heads)
+        try:
+            self._keys = _zeros((*lead, spec.head_dim, spec.block_size), spec.dtype)
+            self._values = _zeros((*lead, spec.block_size, spec.head_dim), spec.dtype)
+        except (RuntimeError, MemoryError) as error:
+            needed_gib = num_blocks * spec.bytes_per_block / 2**30
+            raise InsufficientMemory(
+                f"The KV cache of {needed_gib:.1f} GiB could not be allocated; "
+                "lower gpu_memory_utilization or max_model_len."
+            ) from error
+
+    def prompt_tiles(self, size: int, start: int, num_tokens: int) -> np.ndarray:
+        raise NotImplementedError("this backend is not captured")
+
+    def begin_step(self, metadata: AttentionMetadata) -> None:
+        raise NotImplementedError("this backend is recorded; the program's own numbers describe a step")
+
+    def record_on(self, recorder: Recorder) -> None:
+        """Record what begins a step, and all calls of `attend` that follow, on `recorder`.
+
+        The cache must be allocated, and must stay as long as the program.
+        """
+        shape = self._shape
+        tiles_per_piece = self._spec.num_kv_heads * shape.num_slabs
+        max_partials = max(1, _PARTIAL_BYTES // (tiles_per_piece * shape.state_bytes))
+        self._recorder = recorder
+        self._plan = recorder.workspace(plan_bytes(recorder.max_tokens, max_partials))
+        self._partials = recorder.workspace(max_partials * tiles_per_piece * shape.state_bytes)
+        self._counters = recorder.workspace(8 * max_partials * tiles_per_piece)
+        self._scratch = recorder.workspace(recorder.team_size * shape.scratch_bytes)
+        recorder.add(plan_kernel(shape.tile_tokens), recorder.sequences, self._plan, tiles_per_piece, max_partials)
+
+    def attend(self, layer_index: int, qkv: torch.Tensor, rotation: Rotation, norms: HeadNorms | None) -> torch.Tensor:
+        """Record norm, rotation, storing and attention; tensors are handles of the recorder."""
+        spec, recorder = self._spec, self._recorder
+        assert recorder is not None, "record_on must come before attend"
+        item_bytes = spec.dtype.itemsize
+        keys, values = (recorder.address(cache[layer_index]) for cache in (self._keys, self._values))
+        nothing = recorder.positions
+        recorder.add(
+            store_kernel(spec.head_dim, spec.block_size, item_bytes, norms is not None),
+            recorder.address(qkv),
+            recorder.stride(qkv),
+            recorder.address(rotation.cos),
+            recorder.address(rotation.sin),
+            recorder.stride(rotation.cos),
+            recorder.slots,
+            keys,
+            values,
+            recorder.address(norms.query_weight) if norms else nothing,
+            recorder.address(norms.key_weight) if norms else nothing,
+            int.from_bytes(struct.pack("<f", norms.eps if norms else 0.0), "little"),
+            self._num_heads,
+            spec.num_kv_heads,
+        )
+        output = recorder.buffer(self._num_heads * spec.head_dim)
+        recorder.add(
+            attention_kernel(self._shape, spec.block_size, item_bytes),
+            recorder.address(qkv),
+            recorder.stride(qkv),
+            recorder.address(output),
+            recorder.stride(output),
+            keys,
+            values,
+            self._plan,
+            self._partials,
+            self._counters,
+            self._scratch,
+            recorder.block_tables,
+            recorder.block_table_stride,
+            spec.num_kv_heads,
+        )
+        return output
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Zeros as numpy takes them from the system, which maps a page when it is first touched."""
+    num_bytes = math.prod(shape) * dtype.itemsize
+    return torch.from_numpy(np.zeros(num_bytes, dtype=np.uint8)).view(dtype).view(shape)

@@ -1,0 +1,166 @@
+"""Attention over the paged cache as a kernel: pieces of work (`engine.cpu.attention_plan`) by KV head, claimed.
+
+Cache of a layer: keys [block, KV head, head_dim, block_size], values [block, KV head, block_size, head_dim].
+Recorded by `engine.attention.compiled_paged`.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import numba
+import numpy as np
+
+from engine.cpu.attention_merge import merge_states, scale_row
+from engine.cpu.attention_plan import (
+    HEADER_BYTES,
+    NUM_PIECES,
+    PIECE_CHUNK,
+    PIECE_FIELDS,
+    PIECE_FIRST,
+    PIECE_PARTIAL,
+    PIECE_ROW,
+    PIECE_START,
+    PIECE_TOKENS,
+)
+from engine.cpu.attention_shape import CHUNK_TOKENS, CHUNK_VECTORS, AttentionShape
+from engine.cpu.attention_tile import STATISTICS_BYTES, VECTOR_BYTES, attend_chunk
+from engine.cpu.kernel import Kernel, claim
+from engine.cpu.lanes import LANES
+from engine.cpu.memory import fetch_add, float32s, int32s, int64s, read_arguments
+
+
+@functools.cache
+def attention_kernel(shape: AttentionShape, block_size: int, item_bytes: int) -> Kernel:
+    """Arguments: queries and their stride, output and its stride, keys, values, plan, partial states, counters of
+    split tiles, scratch of all threads, block tables and their stride, KV heads.
+
+    Queries are rotated, [token, head, head_dim]; the output is laid out alike.
+    """
+    return _attention_kernel(shape.head_dim, shape.group, shape.max_rows, block_size, item_bytes)
+
+
+def _attention_kernel(head_dim: int, group: int, max_rows: int, block_size: int, item_bytes: int) -> Kernel:
+    """The kernel closes over whole numbers alone, by which numba tells apart what it has cached."""
+    shape = AttentionShape(head_dim, group, max_rows)
+    num_slabs, tile_heads, tile_rows = shape.num_slabs, shape.tile_heads, shape.tile_rows
+    query_bytes, weight_bytes, state_bytes = shape.query_bytes, shape.weight_bytes, shape.state_bytes
+    scratch_bytes = shape.scratch_bytes
+    has_prompt_tiles = tile_rows > tile_heads
+
+    def attention(arguments, step, rank, size):
+        numbers = read_arguments(arguments, 13)
+        queries, query_stride, output, output_stride, keys, values, plan = numbers[:7]
+        partials, counters, scratch, tables, table_stride, num_kv_heads = numbers[7:]
+        query_tile = scratch + rank * scratch_bytes
+        weights = query_tile + query_bytes
+        own_state = weights + weight_bytes
+        places = own_state + 2 * state_bytes
+        block_bytes = num_kv_heads * head_dim * block_size * item_bytes
+        tiles_per_piece = num_kv_heads * num_slabs
+        num_items = int64s(plan, 1)[NUM_PIECES] * tiles_per_piece
+        item = claim(arguments)
+        while item < num_items:
+            piece = int32s(plan + HEADER_BYTES + 4 * PIECE_FIELDS * (item // tiles_per_piece), PIECE_FIELDS)
+            part = item % tiles_per_piece
+            kv_head, first_head = part // num_slabs, part % num_slabs * tile_heads
+            num_heads = min(tile_heads, group - first_head)
+            first_head += kv_head * group
+            first, tokens = np.int64(piece[PIECE_FIRST]), np.int64(piece[PIECE_TOKENS])
+            start, only_chunk = np.int64(piece[PIECE_START]), np.int64(piece[PIECE_CHUNK])
+            context = start + tokens
+            num_chunks = (context + CHUNK_TOKENS - 1) // CHUNK_TOKENS
+            table = tables + np.int64(piece[PIECE_ROW]) * table_stride
+            head_offset = kv_head * head_dim * block_size * item_bytes
+            source = queries + first * query_stride + first_head * head_dim * 4
+            _load_queries(source, query_stride, tokens, num_heads, query_tile, tile_heads, head_dim)
+            first_partial = np.int64(piece[PIECE_PARTIAL]) * tiles_per_piece + part
+            begin, end, state = np.int64(0), num_chunks, own_state
+            if only_chunk >= 0:
+                begin, end = only_chunk, only_chunk + 1
+                state = partials + (first_partial + only_chunk * tiles_per_piece) * state_bytes
+            for chunk in range(begin, end):
+                position = chunk * CHUNK_TOKENS
+                num_tokens = min(CHUNK_TOKENS, context - position)
+                _find_places(
+                    table, position, num_tokens, keys + head_offset, values + head_offset, block_bytes,
+                    block_size, item_bytes, head_dim * item_bytes, places,
+                )  # fmt: skip
+                target = state if chunk == begin else own_state + state_bytes
+                visible = start + 1 - position
+                if has_prompt_tiles and tokens > 1:
+                    attend_chunk(
+                        tile_rows, tile_heads, head_dim, block_size, item_bytes,
+                        query_tile, places, weights, target, visible, num_tokens,
+                    )  # fmt: skip
+                else:
+                    attend_chunk(
+                        tile_heads, tile_heads, head_dim, block_size, item_bytes,
+                        query_tile, places, weights, target, visible, num_tokens,
+                    )  # fmt: skip
+                if chunk > begin:
+                    merge_states(state, target, tokens * tile_heads, head_dim // LANES)
+            if only_chunk >= 0:
+                counter = counters + 8 * first_partial
+                state = partials + first_partial * state_bytes
+                if _is_last(counter, num_chunks):
+                    for chunk in range(1, num_chunks):
+                        added = state + chunk * tiles_per_piece * state_bytes
+                        merge_states(state, added, tokens * tile_heads, head_dim // LANES)
+                else:
+                    num_heads = 0
+            target = output + first * output_stride + first_head * head_dim * 4
+            _write_rows(state, tokens, num_heads, tile_heads, head_dim, target, output_stride)
+            item = claim(arguments)
+
+    return Kernel(attention)
+
+
+@numba.njit
+def _load_queries(source, stride, num_tokens, num_heads, tile, tile_heads, head_dim):
+    """Copy queries to a tile, scaled by head_dim^(-1/2) · log2 e."""
+    factor = np.float32(math.log2(math.e) / math.sqrt(head_dim))
+    for token in range(num_tokens):
+        for head in range(num_heads):
+            row = tile + (token * tile_heads + head) * head_dim * 4
+            scale_row(source + token * stride + head * head_dim * 4, row, factor, head_dim // LANES)
+
+
+@numba.njit
+def _find_places(
+    table, position, num_tokens, keys, values, block_bytes, block_size, key_bytes, value_bytes, places
+):  # fmt: skip
+    """Addresses of the keys and values of each 16 tokens from `position` on; the last keys again up to the end."""
+    key_places = int64s(places, CHUNK_VECTORS)
+    value_places = int64s(places + 8 * CHUNK_VECTORS, CHUNK_VECTORS)
+    blocks = int32s(table, (position + num_tokens + block_size - 1) // block_size)
+    num_vectors = (num_tokens + LANES - 1) // LANES
+    for index in range(num_vectors):
+        token = position + index * LANES
+        block = np.int64(blocks[token // block_size]) * block_bytes
+        key_places[index] = keys + block + token % block_size * key_bytes
+        value_places[index] = values + block + token % block_size * value_bytes
+    for index in range(num_vectors, CHUNK_VECTORS):
+        key_places[index] = key_places[num_vectors - 1]
+
+
+@numba.njit
+def _is_last(counter, num_chunks):
+    """Whether all other chunks of a tile are done; the counter is then ready for the next layer."""
+    is_last = fetch_add(counter, 1) == num_chunks - 1
+    if is_last:
+        int64s(counter, 1)[0] = 0
+    return is_last
+
+
+@numba.njit
+def _write_rows(state, num_tokens, num_heads, tile_heads, head_dim, output, stride):
+    """Sums of values divided by sums of weights."""
+    sums = float32s(state + VECTOR_BYTES, LANES)
+    for token in range(num_tokens):
+        for head in range(num_heads):
+            row = token * tile_heads + head
+            source = state + STATISTICS_BYTES + row * head_dim * 4
+            target = output + token * stride + head * head_dim * 4
+            scale_row(source, target, np.float32(1.0) / sums[row], head_dim // LANES)

@@ -1,0 +1,82 @@
+"""The first instruction of attention in a step: which tiles there are, shared by all layers.
+
+A tile is some tokens of one sequence, for all KV heads.  Where tiles are too few to keep all threads at work, those
+of long contexts are split: each chunk of the context becomes a piece of its own, and whoever ends the last one merges
+them.  Results are the same, split or not.  Recorded by `engine.attention.compiled_paged`.
+"""
+
+from __future__ import annotations
+
+import functools
+
+from engine.cpu.attention_shape import CHUNK_TOKENS
+from engine.cpu.kernel import Kernel
+from engine.cpu.memory import int32s, int64s, read_arguments
+from engine.cpu.step import NUM_SEQUENCES
+
+NUM_PIECES = 0
+"""Where the plan says how many pieces follow its header."""
+HEADER_BYTES = 64
+
+PIECE_ROW = 0
+"""The line of the block tables."""
+PIECE_FIRST = 1
+"""Its first token, among all of the step, ..."""
+PIECE_TOKENS = 2
+PIECE_START = 3
+"""... and that token's position."""
+PIECE_CHUNK = 4
+"""The one chunk of the context that it covers, or -1 for all."""
+PIECE_PARTIAL = 5
+"""Where the states of the tile's chunks begin, in states of one piece; means nothing for all chunks."""
+PIECE_FIELDS = 8
+
+_TILES_PER_THREAD = 8
+"""Fewer tiles times KV heads than this, and threads would wait for the one with the longest context."""
+
+
+def plan_bytes(max_tokens: int, max_partials: int) -> int:
+    """What the plan of the largest step takes."""
+    return HEADER_BYTES + 4 * PIECE_FIELDS * (max_tokens + max_partials)
+
+
+@functools.cache
+def plan_kernel(tile_tokens: int) -> Kernel:
+    """Arguments: sequences, plan, tiles that one piece stands for (KV heads times slabs), states of pieces there are
+    room for.  One thread does it."""
+
+    def plan_attention(arguments, step, rank, size):
+        if rank != 0:
+            return
+        sequences, plan, tiles_per_piece, room = read_arguments(arguments, 4)
+        num_sequences = int64s(step, 8)[NUM_SEQUENCES]
+        records = int32s(sequences, (num_sequences, 4))
+        num_tiles = 0
+        for sequence in range(num_sequences):
+            num_tiles += (records[sequence, 2] + tile_tokens - 1) // tile_tokens
+        splits = size > 1 and num_tiles * tiles_per_piece < size * _TILES_PER_THREAD
+        num_pieces = 0
+        num_partials = 0
+        # Prompts come last in a step, and the end of a prompt is the most work: begin with it.
+        for sequence in range(num_sequences - 1, -1, -1):
+            row, start = records[sequence, 0], records[sequence, 1]
+            count, first = records[sequence, 2], records[sequence, 3]
+            for tile in range((count + tile_tokens - 1) // tile_tokens - 1, -1, -1):
+                token = tile * tile_tokens
+                tokens = min(tile_tokens, count - token)
+                num_chunks = (start + token + tokens + CHUNK_TOKENS - 1) // CHUNK_TOKENS
+                is_split = splits and num_chunks > 1 and num_partials + num_chunks <= room
+                for chunk in range(num_chunks if is_split else 1):
+                    piece = int32s(plan + HEADER_BYTES + 4 * PIECE_FIELDS * num_pieces, PIECE_FIELDS)
+                    piece[PIECE_ROW] = row
+                    piece[PIECE_FIRST] = first + token
+                    piece[PIECE_TOKENS] = tokens
+                    piece[PIECE_START] = start + token
+                    piece[PIECE_CHUNK] = chunk if is_split else -1
+                    piece[PIECE_PARTIAL] = num_partials
+                    num_pieces += 1
+                if is_split:
+                    num_partials += num_chunks
+        int64s(plan, 1)[NUM_PIECES] = num_pieces
+
+    return Kernel(plan_attention)

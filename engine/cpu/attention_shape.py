@@ -1,0 +1,85 @@
+"""How queries are grouped into tiles and contexts into chunks: the numbers that the attention kernels share.
+
+The query heads of one KV head, of several tokens of one prompt, are the rows of a tile, so that keys and values are
+loaded once for all of them.  Contexts are cut at positions that are multiples of `CHUNK_TOKENS`; each chunk has a
+softmax of its own, and chunks are merged in order, so a row's result depends on its sequence alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.cpu.isa import host_isa
+from engine.cpu.lanes import LANES
+
+CHUNK_TOKENS = 256
+CHUNK_VECTORS = CHUNK_TOKENS // LANES
+_FLOAT_BYTES = 4
+_MOST_WIDTH = 8
+
+
+def max_tile_rows() -> int:
+    """What registers of this processor hold; it must be one that compiled kernels run on."""
+    isa = host_isa()
+    assert isa is not None, "no compiled kernels for this processor"
+    return isa.tile_rows
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """`group`: query heads per KV head; `max_rows`: vectors of sixteen lanes that registers can sum up at once."""
+
+    head_dim: int
+    group: int
+    max_rows: int
+
+    @property
+    def num_slabs(self) -> int:
+        """Tiles that the query heads of one KV head are spread over."""
+        return -(-self.group // self.max_rows)
+
+    @property
+    def tile_heads(self) -> int:
+        """Query heads in a tile; the last slab may have fewer."""
+        return -(-self.group // self.num_slabs)
+
+    @property
+    def tile_tokens(self) -> int:
+        """Tokens of a prompt in a tile."""
+        return self.max_rows // self.tile_heads
+
+    @property
+    def tile_rows(self) -> int:
+        """Rows of a prompt's tile: token by token, and head by head in each."""
+        return self.tile_heads * self.tile_tokens
+
+    def score_width(self, rows: int) -> int:
+        """Vectors of keys that are multiplied with `rows` queries at once: a divisor of `CHUNK_VECTORS`."""
+        width = 1
+        while 2 * width * rows <= self.max_rows and width < _MOST_WIDTH:
+            width *= 2
+        return width
+
+    def value_width(self, rows: int) -> int:
+        """Vectors of a value that are summed up for `rows` queries at once: a divisor of those of a head."""
+        num_vectors = self.head_dim // LANES
+        most = max(1, self.max_rows // rows)
+        return max(width for width in range(1, num_vectors + 1) if num_vectors % width == 0 and width <= most)
+
+    @property
+    def state_bytes(self) -> int:
+        """What a chunk leaves of a tile: the peak and the sum of weights of each row, then weighted sums of values."""
+        return (self.tile_rows * self.head_dim + 2 * LANES) * _FLOAT_BYTES
+
+    @property
+    def query_bytes(self) -> int:
+        return self.tile_rows * self.head_dim * _FLOAT_BYTES
+
+    @property
+    def weight_bytes(self) -> int:
+        return self.tile_rows * CHUNK_TOKENS * _FLOAT_BYTES
+
+    @property
+    def scratch_bytes(self) -> int:
+        """What a thread works in: queries, weights, two states, and where keys and values of a chunk lie."""
+        return self.query_bytes + self.weight_bytes + 2 * self.state_bytes + 2 * CHUNK_VECTORS * 8
