@@ -166,6 +166,12 @@ class Emitter:
         """Sixteen float32 rounded to float16."""
         self.store(self.builder.fptrunc(lanes.value, HALVES), address, offset)
 
+    def prefetch(self, address: ir.Value, offset: int) -> None:
+        """Fetch a cache line to the second-level cache; any address will do."""
+        pointer = self.builder.inttoptr(self.at(address, offset), INT8.as_pointer())
+        for_reading, second_level, data = INT32(0), INT32(2), INT32(1)
+        self.call("llvm.prefetch.p0i8", ir.VoidType(), pointer, for_reading, second_level, data)
+
     def floats(self, number: float) -> Lanes:
         return Lanes(self, ir.Constant(FLOATS, [number] * LANES))
 

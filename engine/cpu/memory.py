@@ -112,11 +112,23 @@ def fetch_add(typing_context: Any, address: Any, amount: Any) -> _Typing:
 
 
 @intrinsic
-def load_shared(typing_context: Any, address: Any) -> _Typing:
-    """The int64 at `address`; what its writer wrote before is visible too."""
+def compare_exchange(typing_context: Any, address: Any, expected: Any, value: Any) -> _Typing:
+    """Put `value` in place of the int64 at `address` if it is `expected`, in one order for all threads."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.load_atomic(builder.inttoptr(arguments[0], INT64.as_pointer()), "acquire", 8)
+        pointer = builder.inttoptr(arguments[0], INT64.as_pointer())
+        builder.cmpxchg(pointer, arguments[1], arguments[2], "seq_cst")
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64), generate
+
+
+@intrinsic
+def load_shared(typing_context: Any, address: Any) -> _Typing:
+    """The int64 at `address`, in one order for all threads; what its writer wrote before is visible too."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.load_atomic(builder.inttoptr(arguments[0], INT64.as_pointer()), "seq_cst", 8)
 
     return types.int64(types.int64), generate
 

@@ -18,9 +18,9 @@ import torch
 from engine.cpu.kernel import Kernel
 from engine.cpu.lanes import LANES
 from engine.cpu.step import NUM_SAMPLES, NUM_TOKENS, SAMPLE_FIELDS, SEQUENCE_FIELDS
-from engine.cpu.team import PROGRAM_COLUMNS, Team
+from engine.cpu.team import CLAIMED, INSIDE, PROGRAM_COLUMNS, Team
 
-MAX_ARGUMENTS = 16
+ARGUMENTS = 16
 _FLOAT_BYTES = 4
 _ALIGNMENT = 64
 
@@ -60,7 +60,7 @@ class Program:
     def __init__(self, instructions: list[tuple[Kernel, tuple[int, ...]]], memory: list[object]) -> None:
         self.names = tuple(kernel.name for kernel, _ in instructions)
         self.cycles: np.ndarray | None = None
-        self._arguments = np.zeros((len(instructions), MAX_ARGUMENTS), dtype=np.int64)
+        self._arguments = np.zeros((len(instructions), ARGUMENTS), dtype=np.int64)
         self._instructions = np.zeros((len(instructions), PROGRAM_COLUMNS), dtype=np.int64)
         for index, (kernel, arguments) in enumerate(instructions):
             self._arguments[index, 1 : 1 + len(arguments)] = arguments
@@ -72,7 +72,7 @@ class Program:
 
     def run(self, team: Team, step: np.ndarray) -> None:
         """Compute one step, whose numbers are `step` int64 [STEP_SIZE] (`engine.cpu.step`)."""
-        self._arguments[:, 0] = 0  # the work counters
+        self._arguments[:, CLAIMED] = 0
         team.run(self._instructions, step, self.cycles)
 
 
@@ -160,7 +160,7 @@ class Recorder:
 
     def add(self, kernel: Kernel, *arguments: int) -> None:
         """Append an instruction; its kernel finds the arguments behind its work counter, from 1 on."""
-        assert len(arguments) < MAX_ARGUMENTS, f"{kernel.name} takes too many arguments"
+        assert 1 + len(arguments) <= INSIDE, f"{kernel.name} takes too many arguments"
         self._instructions.append((kernel, arguments))
 
     def finish(self) -> Program:

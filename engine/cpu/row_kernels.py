@@ -35,7 +35,7 @@ def gather_kernel(block_size: int) -> Kernel:
     token ids, positions, slots.  One thread does it, a microsecond for a hundred tokens."""
 
     def gather(arguments, step, rank, size):
-        if rank != 0:
+        if claim(arguments) != 0:
             return
         sequences, known, known_stride, tables, table_stride, ids, places, slots = read_arguments(arguments, 8)
         num_sequences = int64s(step, 8)[NUM_SEQUENCES]

@@ -1,9 +1,13 @@
-"""`Team`: threads that run a program together, each instruction by all of them, a barrier after each.
+"""`Team`: threads that run a program together.
 
-Between programs the threads sleep, so an idle engine costs no CPU.  Within one they wait by spinning, since
-an instruction takes microseconds; a thread that waits long gives way, because on a busy machine it may be
-waiting for a thread that has no processor.  There is no pause instruction in the spin: under a hypervisor that
-watches for it, each wait cost 30 microseconds.  Used by `engine.runner.recorded_steps`.
+An instruction is done when all pieces of its work are claimed and nobody is inside its kernel any more; who
+finds that out moves the team on.  So a thread that has no core at the moment, because another program uses it,
+delays nobody: it joins at the instruction the others have come to, and at worst one claimed piece waits for it.
+Between programs the threads sleep, so an idle engine costs no CPU.  Within one, those that wait for a claimed
+piece spin, since that takes microseconds, and give way after a while.  There is no pause instruction in the spin:
+under a hypervisor that watches for it, each wait cost 30 microseconds.
+
+Used by `engine.cpu.program`.
 """
 
 from __future__ import annotations
@@ -15,37 +19,87 @@ from collections.abc import Sequence
 import numba
 import numpy as np
 
-from engine.cpu.memory import call_kernel, fetch_add, give_way, int64s, load_shared, read_cycles
+from engine.cpu.memory import (
+    call_kernel,
+    compare_exchange,
+    fetch_add,
+    give_way,
+    int64s,
+    load_shared,
+    read_cycles,
+)
 
 PROGRAM_COLUMNS = 2
 """An instruction is the address of its kernel and that of its arguments."""
+CLAIMED, INSIDE = 0, 15
+"""Of an instruction's arguments: how many pieces of work are claimed, and how many threads run its kernel."""
+
+_CURRENT, _OPEN, _MEMBERS, _SHARED_NUMBERS = 0, 8, 16, 24
+"""What the threads share, on a cache line each: the instruction they are at, which program runs (0: none), and how
+many threads beside the first are in it."""
+
 LONG_PATIENCE = 20_000
 """How often a thread that spins looks before it gives way after all: some tens of microseconds."""
 SHORT_PATIENCE = 100
 
 
-def _run(program, count, step, arrivals, before, patience, cycles, rank, size):
-    """Run `count` instructions as thread `rank` of `size`.
+def _run(program, count, step, shared, patience, cycles, rank, size):
+    """Run the instructions that are left, as thread `rank` of `size`.
 
-    `before` are the arrivals of earlier programs; a waiting thread looks `patience` times before it gives way.
-    Where `cycles` is not 0, the first thread adds what each instruction took, waiting included, to int64s there.
+    A waiting thread looks `patience` times before it gives way.  Where `cycles` is not 0, the first thread adds what
+    each instruction took, waiting included, to int64s there.
     """
     instructions = int64s(program, (count, PROGRAM_COLUMNS))
+    current = shared + 8 * _CURRENT
     is_timing = cycles != 0 and rank == 0
     started = read_cycles() if is_timing else 0
-    for index in range(count):
-        call_kernel(instructions[index, 0], instructions[index, 1], step, rank, size)
-        fetch_add(arrivals, 1)
-        spins = 0
-        while load_shared(arrivals) < before + size * (index + 1):
-            spins += 1
-            if spins == patience:
+    index = load_shared(current)
+    while index < count:
+        arguments = instructions[index, 1]
+        inside = arguments + 8 * INSIDE
+        fetch_add(inside, 1)
+        call_kernel(instructions[index, 0], arguments, step, rank, size)
+        fetch_add(inside, -1)
+        looks = 0
+        # A kernel returns when all is claimed, and whoever claims is inside.
+        while load_shared(inside) > 0 and load_shared(current) == index:
+            looks += 1
+            if looks == patience:
                 give_way()
-                spins = 0
+                looks = 0
+        compare_exchange(current, index, index + 1)
         if is_timing:
             now = read_cycles()
             int64s(cycles, count)[index] += now - started
             started = now
+        index = load_shared(current)
+
+
+def _join(program, count, step, shared, patience, turn, rank, size):
+    """Help with program number `turn`, unless it is over."""
+    members = shared + 8 * _MEMBERS
+    fetch_add(members, 1)
+    if load_shared(shared + 8 * _OPEN) == turn:
+        _run_compiled(program, count, step, shared, patience, 0, rank, size)
+    fetch_add(members, -1)
+
+
+def _lead(program, count, step, shared, patience, turn, cycles, size):
+    """Run program number `turn` as the first thread; returns when nobody is in it any more."""
+    numbers = int64s(shared, _SHARED_NUMBERS)
+    numbers[_CURRENT] = 0
+    fetch_add(shared + 8 * _OPEN, turn)
+    _run_compiled(program, count, step, shared, patience, cycles, 0, size)
+    fetch_add(shared + 8 * _OPEN, -turn)
+    looks = 0
+    while load_shared(shared + 8 * _MEMBERS) > 0:
+        looks += 1
+        if looks == patience:
+            give_way()
+            looks = 0
+
+
+_run_compiled = numba.njit(_run)
 
 
 class Team:
@@ -57,9 +111,11 @@ class Team:
     def __init__(self, size: int, *, spins: bool = True, cpus: Sequence[int] = ()) -> None:
         self.size = size
         self._patience = LONG_PATIENCE if spins else SHORT_PATIENCE
-        self._arrivals = np.zeros(8, dtype=np.int64)
-        self._num_arrived = 0
-        self._run = numba.njit(nogil=True, cache=bool(numba.config.CACHE_DIR))(_run)
+        self._shared = np.zeros(_SHARED_NUMBERS, dtype=np.int64)
+        self._turn = 0
+        compiled = numba.njit(nogil=True, cache=bool(numba.config.CACHE_DIR))
+        self._lead = compiled(_lead)
+        self._join = compiled(_join)
         self._job: tuple[int, ...] | None = None
         self._wake = [threading.Semaphore(0) for _ in range(1, size)]
         if cpus:
@@ -71,18 +127,16 @@ class Team:
     def run(self, program: np.ndarray, step: np.ndarray, cycles: np.ndarray | None = None) -> None:
         """Run a program, int64 [instructions, 2], on a step's numbers; returns when it is done.
 
-        Adds the cycles that each instruction took to `cycles` int64 [instructions].  One program at a time, always
-        from the same thread.
+        No piece of its work may be claimed yet.  Adds the cycles that each instruction took to `cycles` int64
+        [instructions].  One program at a time.
         """
-        count = len(program)
-        arrivals = self._arrivals.ctypes.data
-        times = 0 if cycles is None else cycles.ctypes.data
-        job = (program.ctypes.data, count, step.ctypes.data, arrivals, self._num_arrived, self._patience, times)
+        self._turn += 1
+        shared = self._shared.ctypes.data
+        job = (program.ctypes.data, len(program), step.ctypes.data, shared, self._patience, self._turn)
         self._job = job
         for wake in self._wake:
             wake.release()
-        self._run(*job, 0, self.size)
-        self._num_arrived += count * self.size
+        self._lead(*job, 0 if cycles is None else cycles.ctypes.data, self.size)
 
     def close(self) -> None:
         """Let the threads end."""
@@ -96,9 +150,10 @@ class Team:
         wake = self._wake[rank - 1]
         while True:
             wake.acquire()
-            if self._job is None:
+            job = self._job
+            if job is None:
                 return
-            self._run(*self._job, rank, self.size)
+            self._join(*job, rank, self.size)
 
 
 def _pin(cpu: int) -> None:
