@@ -18,7 +18,7 @@ from engine.api.errors import InsufficientMemory
 from engine.attention.backend import AttentionMetadata, AttentionSpec, HeadNorms
 from engine.cpu.attention_kernels import attention_kernel
 from engine.cpu.attention_plan import plan_bytes, plan_kernel
-from engine.cpu.attention_shape import AttentionShape, max_tile_rows
+from engine.cpu.attention_shape import AttentionShape, max_sums
 from engine.cpu.attention_store import store_kernel
 from engine.cpu.isa import host_isa
 from engine.cpu.lanes import LANES
@@ -40,7 +40,7 @@ class CompiledPagedAttention:
         cache = spec.cache
         self._spec = cache
         self._num_heads = spec.num_heads
-        self._shape = AttentionShape(cache.head_dim, spec.num_heads // cache.num_kv_heads, max_tile_rows())
+        self._shape = AttentionShape(cache.head_dim, spec.num_heads // cache.num_kv_heads, max_sums())
         self._keys = torch.empty(0)
         self._values = torch.empty(0)
         self._recorder: Recorder | None = None

@@ -38,12 +38,12 @@ def attention_kernel(shape: AttentionShape, block_size: int, item_bytes: int) ->
 
     Queries are rotated, [token, head, head_dim]; the output is laid out alike.
     """
-    return _attention_kernel(shape.head_dim, shape.group, shape.max_rows, block_size, item_bytes)
+    return _attention_kernel(shape.head_dim, shape.group, shape.max_sums, block_size, item_bytes)
 
 
-def _attention_kernel(head_dim: int, group: int, max_rows: int, block_size: int, item_bytes: int) -> Kernel:
+def _attention_kernel(head_dim: int, group: int, max_sums: int, block_size: int, item_bytes: int) -> Kernel:
     """The kernel closes over whole numbers alone, by which numba tells apart what it has cached."""
-    shape = AttentionShape(head_dim, group, max_rows)
+    shape = AttentionShape(head_dim, group, max_sums)
     num_slabs, tile_heads, tile_rows = shape.num_slabs, shape.tile_heads, shape.tile_rows
     query_bytes, weight_bytes, state_bytes = shape.query_bytes, shape.weight_bytes, shape.state_bytes
     scratch_bytes = shape.scratch_bytes

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 
 from engine.cpu.attention_shape import CHUNK_TOKENS
-from engine.cpu.kernel import Kernel
+from engine.cpu.kernel import Kernel, claim
 from engine.cpu.memory import int32s, int64s, read_arguments
 from engine.cpu.step import NUM_SEQUENCES
 
@@ -46,7 +46,7 @@ def plan_kernel(tile_tokens: int) -> Kernel:
     room for.  One thread does it."""
 
     def plan_attention(arguments, step, rank, size):
-        if rank != 0:
+        if claim(arguments) != 0:
             return
         sequences, plan, tiles_per_piece, room = read_arguments(arguments, 4)
         num_sequences = int64s(step, 8)[NUM_SEQUENCES]

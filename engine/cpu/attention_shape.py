@@ -15,23 +15,32 @@ from engine.cpu.lanes import LANES
 CHUNK_TOKENS = 256
 CHUNK_VECTORS = CHUNK_TOKENS // LANES
 _FLOAT_BYTES = 4
-_MOST_WIDTH = 8
+_MOST_WIDTH = 4
+_WIDE_SUMS = 28
+"""Of 32 registers of sixteen lanes each."""
+_NARROW_SUMS = 6
+"""Of 16 registers of eight lanes each, or of 32 of four lanes."""
 
 
-def max_tile_rows() -> int:
-    """What registers of this processor hold; it must be one that compiled kernels run on."""
+def max_sums() -> int:
+    """Vectors of sixteen lanes that this processor's registers can sum up at once, beside what is added."""
     isa = host_isa()
-    assert isa is not None, "no compiled kernels for this processor"
-    return isa.tile_rows
+    assert isa is not None, "this processor is not served"
+    return _WIDE_SUMS if isa.tile_rows == LANES else _NARROW_SUMS
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
-    """`group`: query heads per KV head; `max_rows`: vectors of sixteen lanes that registers can sum up at once."""
+    """`group`: query heads per KV head; `max_sums` as of the function."""
 
     head_dim: int
     group: int
-    max_rows: int
+    max_sums: int
+
+    @property
+    def max_rows(self) -> int:
+        """Rows of a tile: with many registers half the sums, so that a query read serves two vectors of keys."""
+        return self.max_sums // 2 if self.max_sums == _WIDE_SUMS else self.max_sums
 
     @property
     def num_slabs(self) -> int:
@@ -56,14 +65,14 @@ class AttentionShape:
     def score_width(self, rows: int) -> int:
         """Vectors of keys that are multiplied with `rows` queries at once: a divisor of `CHUNK_VECTORS`."""
         width = 1
-        while 2 * width * rows <= self.max_rows and width < _MOST_WIDTH:
+        while 2 * width * rows <= self.max_sums and width < _MOST_WIDTH:
             width *= 2
         return width
 
     def value_width(self, rows: int) -> int:
         """Vectors of a value that are summed up for `rows` queries at once: a divisor of those of a head."""
         num_vectors = self.head_dim // LANES
-        most = max(1, self.max_rows // rows)
+        most = max(1, self.max_sums // rows)
         return max(width for width in range(1, num_vectors + 1) if num_vectors % width == 0 and width <= most)
 
     @property

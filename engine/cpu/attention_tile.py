@@ -16,7 +16,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from engine.cpu.attention_shape import CHUNK_TOKENS, AttentionShape, max_tile_rows
+from engine.cpu.attention_shape import CHUNK_TOKENS, AttentionShape, max_sums
 from engine.cpu.lanes import INT32, INT64, INTS, LANES, Emitter, Lanes, Loop
 
 VECTOR_BYTES = 4 * LANES
@@ -24,6 +24,9 @@ STATISTICS_BYTES = 2 * VECTOR_BYTES
 LOWEST = -1e30
 """A peak below all scores; finite, so that differences of peaks are numbers."""
 _ROW_BYTES = 4 * CHUNK_TOKENS
+_ROUNDER = 1.5 * 2**23
+_EXP2_COEFFICIENTS = (1, 0.6931471806, 0.2402234904, 0.05550381014, 0.009666368515, 0.001338130254)
+"""1 + r · p(r) for 2^r: p, of degree 4, equals (2^r - 1) / r at the Chebyshev nodes of [-1/2, 1/2]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +70,7 @@ def attend_chunk(
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
         num_rows, num_heads, dim, size, num_bytes = constants
-        shape = AttentionShape(dim, num_heads, max_tile_rows())
+        shape = AttentionShape(dim, num_heads, max_sums())
         tile = _Tile(shape, num_rows, num_heads, size, num_bytes)
         query, place, weight, target, visible, count = arguments[5:]
         emit = Emitter(builder)
@@ -115,35 +118,49 @@ def _soften(
     builder = emit.builder
     rows = Loop(emit, INT64(tile.rows), [scores, INT64(0)])
     place, row = rows.values
-    seen = builder.add(visible, builder.udiv(row, INT64(tile.heads)))
-    peak = _mask(emit, place, emit.splat(builder.trunc(seen, INT32)), num_vectors)
+    _mask(emit, place, builder.add(visible, builder.udiv(row, INT64(tile.heads))), num_vectors)
+    peak = _largest(emit, place, num_vectors)
     vectors = Loop(emit, num_vectors, [place, emit.floats(0.0).value])
     vector, total = vectors.values
-    weight = exp2(emit, emit.load_floats(vector) - emit.splat(peak))
+    weight = exp2(emit, emit.load_floats(vector) - peak)
     emit.store_floats(weight, vector)
     total = vectors.close([emit.at(vector, VECTOR_BYTES), (Lanes(emit, total) + weight).value])[1]
     target = emit.at(statistics, builder.mul(row, INT64(4)))
-    emit.store(peak, target)
+    emit.store(builder.extract_element(peak.value, INT32(0)), target)
     emit.store(Lanes(emit, total).sum(), target, VECTOR_BYTES)
     rows.close([emit.at(place, _ROW_BYTES), emit.at(row, 1)])
 
 
-def _mask(emit: Emitter, scores: ir.Value, seen: Lanes, num_vectors: ir.Value) -> ir.Value:
-    """Put scores from the lane `seen` on below all others; returns the largest score."""
+def _mask(emit: Emitter, scores: ir.Value, seen: ir.Value, num_vectors: ir.Value) -> None:
+    """Put scores from number `seen` on, which may be negative or beyond the end, below all others."""
     builder = emit.builder
-    lanes = ir.Constant(INTS, list(range(LANES)))
-    loop = Loop(emit, num_vectors, [scores, lanes, emit.floats(LOWEST).value])
-    place, tokens, peaks = loop.values
-    is_seen = builder.icmp_signed("<", tokens, seen.value)
+    last = builder.sub(num_vectors, INT64(1))
+    first = builder.ashr(seen, INT64(LANES.bit_length() - 1))
+    first = builder.select(builder.icmp_signed("<", first, last), first, last)
+    first = builder.select(builder.icmp_signed("<", first, INT64(0)), INT64(0), first)
+    lanes = Lanes(emit, ir.Constant(INTS, list(range(LANES))))
+    tokens = lanes + emit.splat(builder.trunc(builder.mul(first, INT64(LANES)), INT32))
+    limit = emit.splat(builder.trunc(seen, INT32))
+    place = emit.at(scores, builder.mul(first, INT64(VECTOR_BYTES)))
+    loop = Loop(emit, builder.sub(num_vectors, first), [place, tokens.value])
+    place, token = loop.values
+    is_seen = builder.icmp_signed("<", token, limit.value)
     hidden = emit.floats(-math.inf).value
-    score = Lanes(emit, builder.select(is_seen, emit.load_floats(place).value, hidden))
-    emit.store_floats(score, place)
-    following = [emit.at(place, VECTOR_BYTES), (Lanes(emit, tokens) + emit.ints(LANES)).value]
-    peaks = loop.close([*following, larger(emit, score, Lanes(emit, peaks)).value])[2]
+    emit.store(builder.select(is_seen, emit.load_floats(place).value, hidden), place)
+    loop.close([emit.at(place, VECTOR_BYTES), (Lanes(emit, token) + emit.ints(LANES)).value])
+
+
+def _largest(emit: Emitter, scores: ir.Value, num_vectors: ir.Value) -> Lanes:
+    """The largest score of a row, in every lane."""
+    loop = Loop(emit, num_vectors, [scores, emit.floats(LOWEST).value])
+    place, peaks = loop.values
+    peaks = loop.close([emit.at(place, VECTOR_BYTES), larger(emit, emit.load_floats(place), Lanes(emit, peaks)).value])[
+        1
+    ]
     folded = Lanes(emit, peaks)
     for distance in (8, 4, 2, 1):
         folded = larger(emit, folded, folded.shuffled([lane ^ distance for lane in range(LANES)]))
-    return builder.extract_element(folded.value, INT32(0))
+    return folded
 
 
 def _sum_values(
@@ -189,18 +206,20 @@ def _add_tokens(
 
 
 def exp2(emit: Emitter, exponents: Lanes) -> Lanes:
-    """2 to the power of each lane, none above 127, to about 2 units in the last place; exactly 0 below -127.
+    """2 to the power of each lane, none above 127, to a relative 2e-7; exactly 1 at 0, and exactly 0 up to -127.
 
-    2^x = 2^n · e^(r ln 2) with n = round(x) and |r| <= 1/2, the latter by its Taylor polynomial of degree 6.  At
-    n = -127 the bits of 2^n are those of zero.
+    2^x = 2^n · 2^r with n = round(x) and |r| <= 1/2.  A sum with 1.5 · 2^23 has n in its lowest bits, and leaves n
+    when that is subtracted again; n is then added to the exponent of 2^r, whose bits at n = -127, r = 0 are zero.
     """
     confined = larger(emit, exponents, emit.floats(-127.0))
-    whole = confined.rounded()
-    rest = confined - whole
-    result = emit.floats(math.log(2) ** 6 / math.factorial(6))
-    for power in (5, 4, 3, 2, 1, 0):
-        result = result * rest + emit.floats(math.log(2) ** power / math.factorial(power))
-    return result * ((whole.to_int() + emit.ints(127)) << 23).as_float_bits()
+    shifted = confined + emit.floats(_ROUNDER)
+    rest = confined - (shifted - emit.floats(_ROUNDER))
+    result = emit.floats(_EXP2_COEFFICIENTS[-1])
+    for coefficient in _EXP2_COEFFICIENTS[-2::-1]:
+        result = result * rest + emit.floats(coefficient)
+    builder = emit.builder
+    whole = builder.shl(builder.bitcast(shifted.value, INTS), emit.ints(23).value)
+    return Lanes(emit, builder.add(builder.bitcast(result.value, INTS), whole)).as_float_bits()
 
 
 def larger(emit: Emitter, left: Lanes, right: Lanes) -> Lanes:
