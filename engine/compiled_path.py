@@ -15,7 +15,7 @@ from engine.api.config import EngineConfig
 from engine.api.errors import UnsupportedModel
 from engine.attention.backend import AttentionBackend, AttentionSpec
 from engine.loading.checkpoint import Checkpoint
-from engine.loading.loader import packs_weights
+from engine.loading.loader import packs_weights, quantizes_weights
 from engine.models.config import DecoderConfig
 from engine.models.decoder import DecoderModel
 from engine.runner.cpus import cpu_share
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_INPUTS_MULTIPLE = 32
+_FLOAT_INPUTS_MULTIPLE = 16
+_QUANTIZED_INPUTS_MULTIPLE = 32
 _HEAD_MULTIPLE = 16
 _MAX_HEAD_DIM = 256
 
@@ -35,13 +36,18 @@ _MAX_HEAD_DIM = 256
 class CompiledPath:
     """Ops, attention and steps of one packed model."""
 
-    def __init__(self, config: EngineConfig, ops: CompiledOps) -> None:
+    def __init__(self, config: EngineConfig, ops: CompiledOps, *, is_quantized: bool) -> None:
         self.ops = ops
         self._config = config
+        self._is_quantized = is_quantized
 
     def cache_dtype(self) -> torch.dtype:
-        """Of keys and values: half precision, unless float32 was asked for; arithmetic is float32 either way."""
-        return torch.float32 if self._config.dtype == "float32" else torch.float16
+        """Of keys and values, with which arithmetic is float32 either way.
+
+        float32 or half precision as was asked for; without a wish, half precision beside quantised weights alone.
+        """
+        is_exact = self._config.dtype == "float32" or (self._config.dtype == "auto" and not self._is_quantized)
+        return torch.float32 if is_exact else torch.float16
 
     def attention(self, spec: AttentionSpec) -> AttentionBackend:
         from engine.attention.compiled_paged import CompiledPagedAttention
@@ -70,35 +76,36 @@ class CompiledPath:
 def choose_compiled_path(
     config: EngineConfig, checkpoint: Checkpoint, shape: DecoderConfig, device: torch.device, folder: Path | None
 ) -> CompiledPath | None:
-    """The compiled path if the model is to compute with packed weights, else None; kernels are kept in `folder`.
+    """The compiled path of a model on the CPU, else None; kernels are kept in `folder`.
 
-    Under "auto" a model that it does not serve is expanded instead, under "int8" it is refused:
+    A model that it does not serve is computed by torch with expanded weights instead, but refused under "int8":
     raises `UnsupportedModel`.
     """
-    if not packs_weights(checkpoint, config.quantization, device):
+    if not packs_weights(config.quantization, device):
         return None
-    reason = _why_unsupported(shape)
+    is_quantized = quantizes_weights(checkpoint, config.quantization)
+    reason = _why_unsupported(shape, _QUANTIZED_INPUTS_MULTIPLE if is_quantized else _FLOAT_INPUTS_MULTIPLE)
     if reason is None:
         from engine.cpu.kernel import use_code_cache
         from engine.cpu.ops import CompiledOps
 
         if folder is not None:
             use_code_cache(folder)
-        return CompiledPath(config, CompiledOps())
+        return CompiledPath(config, CompiledOps(), is_quantized=is_quantized)
     if config.quantization == "int8":
         raise UnsupportedModel(f"Quantised weights cannot be used here: {reason}; use --quantization none.")
-    log.warning("The weights are expanded to float32, because %s.", reason)
+    log.warning("The model computes without compiled kernels, several times slower, because %s.", reason)
     return None
 
 
-def _why_unsupported(shape: DecoderConfig) -> str | None:
+def _why_unsupported(shape: DecoderConfig, inputs_multiple: int) -> str | None:
     for name, size in (
         ("hidden size", shape.hidden_size),
         ("intermediate size", shape.intermediate_size),
         ("attention's width", shape.num_heads * shape.head_dim),
     ):
-        if size % _INPUTS_MULTIPLE:
-            return f"the model's {name}, {size}, is no multiple of {_INPUTS_MULTIPLE}"
+        if size % inputs_multiple:
+            return f"the model's {name}, {size}, is no multiple of {inputs_multiple}"
     if shape.head_dim % _HEAD_MULTIPLE or shape.head_dim > _MAX_HEAD_DIM:
         return f"the model's heads have {shape.head_dim} numbers, and not a multiple of {_HEAD_MULTIPLE} up to 256"
     try:

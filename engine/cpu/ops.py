@@ -1,7 +1,7 @@
 """`CompiledOps`: the `Ops` of the compiled CPU path, which record instructions and compute nothing.
 
 A model built with these runs only while `recording`; what it records is then run step by step
-(`engine.runner.recorded_steps`).  Weights are packed matrices; all other tensors are float32.
+(`engine.runner.recorded_steps`).  Weights are packed matrices, quantised or floats; all other tensors are float32.
 """
 
 from __future__ import annotations
@@ -13,13 +13,16 @@ from contextlib import contextmanager
 
 import torch
 
+from engine.cpu import float_kernels
+from engine.cpu.float_tile import GROUP as FLOAT_GROUP
 from engine.cpu.matrix_kernels import matrix_kernel
 from engine.cpu.matrix_tile import GROUP
 from engine.cpu.pack_kernels import gate_pack_kernel, norm_pack_kernel, pack_kernel
 from engine.cpu.program import Recorder, Scratch
 from engine.cpu.row_blocks import packed_row_bytes
 from engine.cpu.row_kernels import add_kernel, embed_packed_kernel, rotation_kernel
-from engine.layers.packed_weight import PackedWeight
+from engine.layers.packed_floats import FLOAT_DTYPES, FloatMatrix
+from engine.layers.packed_weight import PackedMatrix, PackedWeight
 
 
 class CompiledOps:
@@ -41,11 +44,15 @@ class CompiledOps:
         recorder = self._recording
         (matrix,) = weight.segments
         output = recorder.buffer(weight.in_features)
+        if isinstance(matrix, PackedMatrix):
+            kernel = embed_packed_kernel(matrix.bits)
+        else:
+            kernel = float_kernels.embed_floats_kernel(_format(matrix))
         recorder.add(
-            embed_packed_kernel(matrix.bits),
+            kernel,
             recorder.address(token_ids),
             recorder.address(matrix.data),
-            _num_groups(weight.in_features),
+            _num_groups(matrix),
             recorder.address(output),
             recorder.stride(output),
         )
@@ -62,12 +69,12 @@ class CompiledOps:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         recorder = self._recording
         rows, columns = recorder.rows(hidden), weight.in_features
-        packed = recorder.scratch(packed_row_bytes(columns), rows)
+        packed = recorder.scratch(_activation_bytes(weight), rows)
         # Without a residual the sum is a copy of `hidden`: zero columns more to read, and one kernel less.
         nothing = recorder.zeros(4 * columns + 4 * GROUP)
         total = recorder.buffer(columns, rows)
         recorder.add(
-            norm_pack_kernel(),
+            norm_pack_kernel() if weight.is_quantized else float_kernels.norm_kernel(),
             recorder.address(hidden),
             recorder.stride(hidden),
             nothing if residual is None else recorder.address(residual),
@@ -85,17 +92,19 @@ class CompiledOps:
     def linear(self, hidden: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None) -> torch.Tensor:
         recorder = self._recording
         rows = recorder.rows(hidden)
-        packed = recorder.scratch(packed_row_bytes(weight.in_features), rows)
+        packed = recorder.scratch(_activation_bytes(weight), rows)
         source = recorder.address(hidden), recorder.stride(hidden)
-        recorder.add(pack_kernel(), *source, weight.in_features, packed.address, rows)
+        kernel = pack_kernel() if weight.is_quantized else float_kernels.plain_kernel()
+        recorder.add(kernel, *source, weight.in_features, packed.address, rows)
         return self._multiply(packed, rows, weight, bias)
 
     def gated_linear(self, gate_up: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None) -> torch.Tensor:
         recorder = self._recording
         rows = recorder.rows(gate_up)
-        packed = recorder.scratch(packed_row_bytes(weight.in_features), rows)
+        packed = recorder.scratch(_activation_bytes(weight), rows)
         source = recorder.address(gate_up), recorder.stride(gate_up)
-        recorder.add(gate_pack_kernel(), *source, weight.in_features, packed.address, rows)
+        kernel = gate_pack_kernel() if weight.is_quantized else float_kernels.gate_kernel()
+        recorder.add(kernel, *source, weight.in_features, packed.address, rows)
         return self._multiply(packed, rows, weight, bias)
 
     def add(self, hidden: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
@@ -131,16 +140,19 @@ class CompiledOps:
         bias_address = recorder.zeros(stride) if bias is None else recorder.padded(bias)
         offset = 0
         for matrix in weight.segments:
-            num_tiles, num_groups = matrix.data.shape[:2]
+            if isinstance(matrix, PackedMatrix):
+                kernel = matrix_kernel(matrix.bits)
+            else:
+                kernel = float_kernels.float_matrix_kernel(_format(matrix))
             recorder.add(
-                matrix_kernel(matrix.bits),
+                kernel,
                 packed.address,
                 recorder.address(matrix.data),
                 bias_address + offset,
                 recorder.address(output) + offset,
                 stride,
-                num_groups,
-                num_tiles,
+                _num_groups(matrix),
+                len(matrix.data),
                 rows,
             )
             offset += 4 * matrix.out_features
@@ -152,8 +164,23 @@ class CompiledOps:
         return self._recorder
 
 
-def _num_groups(columns: int) -> int:
-    return -(-columns // GROUP)
+def _num_groups(matrix: PackedMatrix | FloatMatrix) -> int:
+    """Groups of inputs as the matrix's kernels count them."""
+    group = GROUP if isinstance(matrix, PackedMatrix) else FLOAT_GROUP
+    return -(-matrix.in_features // group)
+
+
+def _activation_bytes(weight: PackedWeight) -> int:
+    """What one row of activations takes, packed as the weight's kernels read them."""
+    if weight.is_quantized:
+        return packed_row_bytes(weight.in_features)
+    assert weight.in_features % FLOAT_GROUP == 0, "the kernels read whole groups"
+    return float_kernels.row_bytes(weight.in_features)
+
+
+def _format(matrix: FloatMatrix) -> int:
+    """The number by which kernels know the matrix's dtype."""
+    return FLOAT_DTYPES.index(matrix.data.dtype)
 
 
 def _float_bits(number: float) -> int:

@@ -1,4 +1,4 @@
-"""`PackedLinear` and `PackedEmbedding`: the layers of `linear` and `embedding` with quantised, packed matrices.
+"""`PackedLinear` and `PackedEmbedding`: the layers of `linear` and `embedding` with packed matrices.
 
 A matrix is packed when the last of its parts has arrived; nothing of the parts is kept.  Or it is put in place
 whole, from the cache of packed models.  Built by `engine.layers.select`.
@@ -26,7 +26,7 @@ class PackedLayer(torch.nn.Module):
         self._ops: Ops[PackedWeight] = placement.packed_ops
         self._in_features = in_features
         self._parts = dict(parts)
-        self._arrived: dict[str, CodedRows] = {}
+        self._arrived: dict[str, CodedRows | torch.Tensor] = {}
         self._weight: PackedWeight | None = None
 
     @property
@@ -45,8 +45,8 @@ class PackedLayer(torch.nn.Module):
         assert (weight.out_features, weight.in_features) == self.shape
         self._weight = weight
 
-    def take(self, part: str, rows: CodedRows) -> None:
-        """Take one part over; the last one completes the weight."""
+    def take(self, part: str, rows: CodedRows | torch.Tensor) -> None:
+        """Take one part over, as it shall be packed; the last one completes the weight."""
         self._arrived[part] = rows
         if len(self._arrived) == len(self._parts):
             self._weight = pack([self._arrived[name] for name in self._parts])
@@ -65,13 +65,12 @@ class PackedSlot:
         self._layer = layer
         self._part = part
         self.shape = shape
-        self.needs_codes = True
+        self.is_packed = True
 
     def landing(self, dtype: torch.dtype) -> None:
         return None
 
     def load(self, values: torch.Tensor | CodedRows) -> None:
-        assert isinstance(values, CodedRows), "the loader quantises what a packed layer gets"
         self._layer.take(self._part, values)
 
 

@@ -1,14 +1,16 @@
-"""`PackedWeight`: quantised matrices in the order in which a compiled product reads them.
+"""`PackedWeight`: matrices in the order in which a compiled product reads them, quantised or plain floats.
 
-A weight [N, K] is cut into tiles of 16 outputs and groups of 32 inputs; a weight is scale · code + minimum,
-with unsigned codes of 4 or 8 bits, and a float16 scale and minimum for each output and group.  Each tile
+Floats are `engine.layers.packed_floats.FloatMatrix`.
+
+A quantised weight [N, K] is cut into tiles of 16 outputs and groups of 32 inputs; a weight is scale · code +
+minimum, with unsigned codes of 4 or 8 bits, and a float16 scale and minimum for each output and group.  Each tile
 and group is one record: the codes, 16 scales, 16 minimums.  Input 4 j + i of a group and output lane o lie
 
 - with 8 bits at byte 64 j + 4 o + i (a record has 576 bytes);
 - with 4 bits at byte 64 (j mod 4) + 4 o + i, in the low half if j < 4, else in the high one (320 bytes).
 
 So four inputs of sixteen outputs are one 64-byte vector, as dot product instructions take it.  Outputs and
-inputs are padded with zeros.  `CodedRows` is what `pack` makes packed matrices of.  Knows no file format and no
+inputs are padded with zeros.  `CodedRows` is what `pack` makes quantised matrices of.  Knows no file format and no
 way to quantise; used by `engine.layers.packed_linear`, `engine.cpu`, and `engine.kernels.torch_ops`, the reference.
 """
 
@@ -21,9 +23,10 @@ from typing import Literal
 
 import torch
 
+from engine.layers.packed_floats import TILE_OUTPUTS, FloatMatrix, pack_floats
+
 Bits = Literal[4, 8]
 
-TILE_OUTPUTS = 16
 GROUP_INPUTS = 32
 _QUAD_INPUTS = 4
 _VECTOR_BYTES = _QUAD_INPUTS * TILE_OUTPUTS
@@ -76,7 +79,7 @@ class CodedRows:
 
 @dataclass(frozen=True, slots=True)
 class PackedMatrix:
-    """One matrix [out_features, in_features]; `data` is uint8 [tiles, groups, record bytes], contiguous.
+    """One quantised matrix [out_features, in_features]; `data` is uint8 [tiles, groups, record bytes], contiguous.
 
     `data` may be a read-only memory map: it is never written to.
     """
@@ -104,15 +107,15 @@ class PackedMatrix:
 
 @dataclass(frozen=True, slots=True)
 class PackedWeight:
-    """Several matrices of one input whose outputs lie side by side.
+    """Several matrices of one input whose outputs lie side by side: all quantised, or all floats.
 
     All segments but the last have a multiple of 16 outputs.
     """
 
-    segments: tuple[PackedMatrix, ...]
+    segments: tuple[PackedMatrix | FloatMatrix, ...]
 
     def __post_init__(self) -> None:
-        assert len({segment.in_features for segment in self.segments}) == 1
+        assert len({(type(segment), segment.in_features) for segment in self.segments}) == 1
         assert all(segment.out_features % TILE_OUTPUTS == 0 for segment in self.segments[:-1])
 
     @property
@@ -124,8 +127,13 @@ class PackedWeight:
         return self.segments[0].in_features
 
     @property
+    def is_quantized(self) -> bool:
+        """Which of the two its segments are."""
+        return isinstance(self.segments[0], PackedMatrix)
+
+    @property
     def nbytes(self) -> int:
-        """What codes, scales and minimums take."""
+        """What the data of all segments takes."""
         return sum(segment.data.nbytes for segment in self.segments)
 
     def dequantize(self) -> torch.Tensor:
@@ -147,15 +155,19 @@ def empty_rows(bits: Bits, out_features: int, in_features: int, *, device: torch
     return CodedRows(bits, in_features, codes, scales, minimums)
 
 
-def pack(parts: Sequence[CodedRows]) -> PackedWeight:
+def pack(parts: Sequence[CodedRows | torch.Tensor]) -> PackedWeight:
     """The weight whose outputs are those of `parts`, all of one input width, one after the other.
 
-    Neighbours of equal bits become one segment.  Where a part other than the last does not end with a tile,
-    everything becomes one segment of 8 bits.
+    Parts are all coded, or all floats, for which see `pack_floats`.  Neighbours of equal bits become one segment.
+    Where a part other than the last does not end with a tile, everything becomes one segment of 8 bits.
     """
-    if any(part.shape[0] % TILE_OUTPUTS for part in parts[:-1]):
-        parts = [_concatenate([part.widened() for part in parts])]
-    return PackedWeight(tuple(_pack_segment(list(run)) for _, run in groupby(parts, key=lambda part: part.bits)))
+    coded = [part for part in parts if isinstance(part, CodedRows)]
+    if not coded:
+        return PackedWeight(pack_floats([part for part in parts if isinstance(part, torch.Tensor)]))
+    assert len(coded) == len(parts), "quantised matrices and floats need different activations"
+    if any(part.shape[0] % TILE_OUTPUTS for part in coded[:-1]):
+        coded = [_concatenate([part.widened() for part in coded])]
+    return PackedWeight(tuple(_pack_segment(list(run)) for _, run in groupby(coded, key=lambda part: part.bits)))
 
 
 def _concatenate(parts: Sequence[CodedRows]) -> CodedRows:

@@ -22,8 +22,8 @@ class WeightSlot(Protocol):
     def shape(self) -> tuple[int, ...]: ...
 
     @property
-    def needs_codes(self) -> bool:
-        """Whether the layer is quantised, and `load` takes nothing but coded rows."""
+    def is_packed(self) -> bool:
+        """Whether the layer keeps a packed matrix, made of just what `load` gets."""
         ...
 
     def landing(self, dtype: torch.dtype) -> torch.Tensor | None:
@@ -36,7 +36,8 @@ class WeightSlot(Protocol):
     def load(self, values: torch.Tensor | CodedRows) -> None:
         """Take over `values`, of `shape`: coded rows, or any floating dtype from any device, even the `landing` itself.
 
-        On a GPU the work goes to the current stream.  The caller may reuse a tensor's memory after that work.
+        On a GPU the work goes to the current stream.  The caller may reuse a tensor's memory after that work, but not
+        that of what a packed slot gets, all of whose layer's parts are of one kind: coded, or `FLOAT_DTYPES`.
         """
         ...
 
@@ -52,7 +53,7 @@ class CopySlot:
         return tuple(self._destination.shape)
 
     @property
-    def needs_codes(self) -> bool:
+    def is_packed(self) -> bool:
         return False
 
     def landing(self, dtype: torch.dtype) -> torch.Tensor | None:

@@ -46,6 +46,10 @@ class Checkpoint(Protocol):
         """The matrices that are stored quantised, with the bits of their codes."""
         ...
 
+    def float_dtype(self, name: str) -> torch.dtype:
+        """The dtype in which `tensors` yields a tensor; float32 if there is none of that name."""
+        ...
+
     def coded_tensors(self) -> Iterator[tuple[str, torch.Tensor | CodedRows]]:
         """As `tensors`, but the matrices that are stored quantised come as rows of codes."""
         ...

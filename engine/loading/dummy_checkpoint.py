@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from engine.layers.packed_weight import Bits
-from engine.loading.quantize import quantize_rows
+from engine.layers.packed_weight import Bits, CodedRows
 from engine.models.decoder import DecoderModel
 
 _SEED = 0
 _WEIGHT_DEVIATION = 0.02
+_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
 class DummyCheckpoint:
@@ -36,14 +36,19 @@ class DummyCheckpoint:
     def code_bits(self) -> dict[str, Bits]:
         return {}
 
+    def float_dtype(self, name: str) -> torch.dtype:
+        return _DTYPES.get(str(self.config["dtype"]), torch.float32)
+
     def coded_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         return self.tensors()
 
     def files(self) -> list[Path]:
         return []
 
-    def fill(self, model: DecoderModel) -> None:
-        """Norms become one, all else seeded normal numbers, which a packed model gets quantised."""
+    def fill(
+        self, model: DecoderModel, prepare: Callable[[str, torch.Tensor], torch.Tensor | CodedRows] | None = None
+    ) -> None:
+        """Norms become one, all else seeded normal numbers; `prepare` makes of a float matrix what is packed."""
         generator = torch.Generator(device=next(model.parameters()).device).manual_seed(_SEED)
         for name, parameter in model.named_parameters():
             if name.endswith("norm.weight"):
@@ -51,6 +56,8 @@ class DummyCheckpoint:
             else:
                 parameter.normal_(0.0, _WEIGHT_DEVIATION, generator=generator)
         for name, slot in model.weight_slots():
-            if slot.needs_codes:
-                values = torch.empty(slot.shape, device="cpu").normal_(0.0, _WEIGHT_DEVIATION, generator=generator)
-                slot.load(quantize_rows(name, values))
+            if slot.is_packed:
+                assert prepare is not None
+                values = torch.empty(slot.shape, dtype=self.float_dtype(name), device="cpu")
+                values.normal_(0.0, _WEIGHT_DEVIATION, generator=generator)
+                slot.load(prepare(name, values))

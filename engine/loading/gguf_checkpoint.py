@@ -17,7 +17,7 @@ from engine.api.errors import BrokenCheckpoint, UnsupportedModel
 from engine.layers.packed_weight import Bits, CodedRows
 from engine.loading.gguf_codes import code_bits, code_rows
 from engine.loading.gguf_config import config_from_gguf
-from engine.loading.gguf_dequantize import SUPPORTED_TYPES, dequantize
+from engine.loading.gguf_dequantize import SUPPORTED_TYPES, dequantize, dequantized_dtype
 from engine.loading.gguf_names import ROPE_FACTORS, hf_name
 from engine.loading.mapped_file import MappedFile
 from store.formats.gguf import GgufTensor, read_gguf_header
@@ -44,6 +44,7 @@ class GgufCheckpoint:
         factor_values = tuple(self._read(factors).float().flatten().tolist()) if factors else None
         self.config: dict[str, Any] = config_from_gguf(header, factor_values)
         self._tensors = [tensor for tensor in header.tensors.values() if tensor.name != ROPE_FACTORS]
+        self._dtypes = {hf_name(tensor.name): dequantized_dtype(tensor.type_name) for tensor in self._tensors}
         self.num_bytes = sum(tensor.num_bytes for tensor in self._tensors)
 
     def tensor_names(self) -> list[str]:
@@ -55,6 +56,9 @@ class GgufCheckpoint:
 
     def code_bits(self) -> dict[str, Bits]:
         return {hf_name(tensor.name): bits for tensor in self._tensors if (bits := _matrix_bits(tensor))}
+
+    def float_dtype(self, name: str) -> torch.dtype:
+        return self._dtypes.get(name, torch.float32)
 
     def coded_tensors(self) -> Iterator[tuple[str, torch.Tensor | CodedRows]]:
         for tensor in self._tensors:

@@ -25,8 +25,8 @@ def dequantize(raw: torch.Tensor, type_name: str, shape: tuple[int, ...]) -> tor
 
     Quantised types give a new float32 tensor; plain ones a view of `raw` in their own dtype.
     """
-    if dtype := _PLAIN_DTYPES.get(type_name):
-        return raw.view(dtype).view(shape)
+    if type_name in _PLAIN_DTYPES:
+        return raw.view(dequantized_dtype(type_name)).view(shape)
     block_elements, block_bytes = GGUF_BLOCK_SIZES[type_name]
     read_blocks = _BLOCK_READERS[type_name]
     blocks = raw.view(-1, block_bytes)
@@ -35,6 +35,11 @@ def dequantize(raw: torch.Tensor, type_name: str, shape: tuple[int, ...]) -> tor
     for source, target in zip(blocks.split(step), values.view(-1, block_elements).split(step), strict=True):
         read_blocks(source, target)
     return values.view(shape)
+
+
+def dequantized_dtype(type_name: str) -> torch.dtype:
+    """What `dequantize` makes of a type in `SUPPORTED_TYPES`."""
+    return _PLAIN_DTYPES.get(type_name, torch.float32)
 
 
 def _halves(blocks: torch.Tensor, start: int, count: int) -> torch.Tensor:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -17,7 +18,7 @@ from engine.api.config import Quantization
 from engine.api.errors import BrokenCheckpoint, UnsupportedModel
 from engine.kernels.ops import Ops
 from engine.kernels.torch_ops import TorchOps
-from engine.layers.packed_weight import PackedWeight, empty_rows
+from engine.layers.packed_weight import CodedRows, PackedWeight, empty_rows
 from engine.loading.checkpoint import Checkpoint
 from engine.loading.dummy_checkpoint import DummyCheckpoint
 from engine.loading.packed_cache import PackedCache
@@ -32,20 +33,42 @@ _NUM_NAMED = 5
 _PROGRESS_INTERVAL_S = 0.05
 
 
-def packs_weights(checkpoint: Checkpoint, quantization: Quantization, device: torch.device) -> bool:
-    """Whether the model's matrices stay, or become, quantised and packed; all of them do or none.
+def packs_weights(quantization: Quantization | None, device: torch.device) -> bool:
+    """Whether the model's matrices are packed; all of them are or none.
 
-    On a CPU: always for "int8", never for "none", and for "auto" if the checkpoint holds quantised matrices.
-    Raises `UnsupportedModel` for "int8" on other devices.
+    On a CPU they are, unless `quantization` is None.  Raises `UnsupportedModel` for "int8" on other devices.
     """
-    if device.type == "cpu":
-        return quantization == "int8" or (quantization == "auto" and bool(checkpoint.code_bits()))
-    if quantization == "int8":
+    if device.type != "cpu" and quantization == "int8":
         raise UnsupportedModel(
             f"Weights are quantised to int8 on the CPU only, and the device is {device.type}; "
             "use --quantization auto, or --device cpu."
         )
-    return False
+    return device.type == "cpu" and quantization is not None
+
+
+def quantizes_weights(checkpoint: Checkpoint, quantization: Quantization | None) -> bool:
+    """Whether packed matrices stay, or become, quantised; all of them do or none.
+
+    Always for "int8", never for "none", and for "auto" if the checkpoint holds quantised matrices.
+    """
+    return quantization == "int8" or (quantization == "auto" and bool(checkpoint.code_bits()))
+
+
+@dataclass(frozen=True, slots=True)
+class _PackedForm:
+    """What a packed model's matrices are made of: codes, or floats that are rounded if wider than `dtype`."""
+
+    is_quantized: bool
+    dtype: torch.dtype
+
+    def of(self, name: str, values: torch.Tensor | CodedRows) -> torch.Tensor | CodedRows:
+        """The matrix `name` as it is packed."""
+        if isinstance(values, CodedRows):
+            return values
+        return quantize_rows(name, values) if self.is_quantized else values.to(self.float_dtype(values.dtype))
+
+    def float_dtype(self, stored: torch.dtype) -> torch.dtype:
+        return self.dtype if self.dtype.itemsize < stored.itemsize else stored
 
 
 def load_model(
@@ -55,20 +78,22 @@ def load_model(
     dtype: torch.dtype,
     on_progress: Callable[[int, int], None],
     staging: Staging | None = None,
-    quantization: Quantization = "none",
+    quantization: Quantization | None = None,
     packed_ops: Callable[[], Ops[PackedWeight]] = TorchOps,
     packed_folder: Path | None = None,
 ) -> DecoderModel:
     """A model on `device` with all weights in `dtype`, or packed (`packs_weights`, `DecoderModel.is_packed`).
 
-    Packed models compute with `packed_ops()`, in float32 whatever `dtype` is, and are kept in `packed_folder` for
-    the next start.  Weights stored as plain numbers are streamed through `staging` (by default: to GPUs only);
-    all others come one at a time from the memory map.  `on_progress` gets how much is loaded and the total, in
-    bytes where weights are streamed, else in tensors.  Raises `UnsupportedModel`, or `BrokenCheckpoint` before
-    reading any weight when tensors are missing or left over.
+    Packed models compute with `packed_ops()`, in float32 whatever `dtype` is.  Quantised ones (`quantizes_weights`)
+    are kept in `packed_folder` for the next start; floats stay in the checkpoint's format, unless `dtype` is narrower.
+    Weights stored as plain numbers are streamed through `staging` (by default: to GPUs only); all others come one at a
+    time from the memory map.  `on_progress` gets how much is loaded and the total, in bytes where weights are
+    streamed, else in tensors.  Raises `UnsupportedModel`, or `BrokenCheckpoint` before reading any weight when
+    tensors are missing or left over.
     """
     found = model_class(checkpoint.config)
-    is_packed = packs_weights(checkpoint, quantization, device)
+    is_packed = packs_weights(quantization, device)
+    form = _PackedForm(quantizes_weights(checkpoint, quantization), dtype)
     model = found(
         found.config_class.from_hf(checkpoint.config),
         device=device,
@@ -77,12 +102,12 @@ def load_model(
     )
     with torch.no_grad():
         if isinstance(checkpoint, DummyCheckpoint):
-            checkpoint.fill(model)
+            checkpoint.fill(model, form.of)
             return model.eval()
         _require_match(model, checkpoint.tensor_names())
         staging, stored = staging or staging_for(device), checkpoint.stored_tensors()
         if is_packed:
-            _load_packed(model, checkpoint, PackedCache(packed_folder, checkpoint.files()), on_progress)
+            _load_packed(model, checkpoint, form, packed_folder, on_progress)
         elif staging is None or stored is None:
             _load_from_map(model, checkpoint, on_progress)
         else:
@@ -95,7 +120,7 @@ def weight_bytes(
     checkpoint: Checkpoint,
     dtype: torch.dtype,
     *,
-    quantization: Quantization = "none",
+    quantization: Quantization | None = None,
     device: torch.device | None = None,
 ) -> int:
     """What the model's weights will take as `load_model` loads them, before any is read; errors as there.
@@ -104,14 +129,16 @@ def weight_bytes(
     """
     found = model_class(checkpoint.config)
     config, meta = found.config_class.from_hf(checkpoint.config), torch.device("meta")
-    if device is None or not packs_weights(checkpoint, quantization, device):
+    if device is None or not packs_weights(quantization, device):
         model = found(config, device=meta, dtype=dtype)
         return sum(parameter.nbytes for parameter in model.parameters())
     model = found(config, device=meta, dtype=torch.float32, packed_ops=TorchOps())
-    bits = checkpoint.code_bits()
+    form, bits = _PackedForm(quantizes_weights(checkpoint, quantization), dtype), checkpoint.code_bits()
     for name, slot in model.weight_slots():
-        if slot.needs_codes:
+        if slot.is_packed and form.is_quantized:
             slot.load(empty_rows(bits.get(name, 8), slot.shape[0], slot.shape[1], device=meta))
+        elif slot.is_packed:
+            slot.load(torch.empty(slot.shape, dtype=form.float_dtype(checkpoint.float_dtype(name)), device=meta))
     return model.weight_bytes
 
 
@@ -139,19 +166,25 @@ def _load_from_map(model: DecoderModel, checkpoint: Checkpoint, on_progress: Cal
 
 
 def _load_packed(
-    model: DecoderModel, checkpoint: Checkpoint, cache: PackedCache, on_progress: Callable[[int, int], None]
+    model: DecoderModel,
+    checkpoint: Checkpoint,
+    form: _PackedForm,
+    folder: Path | None,
+    on_progress: Callable[[int, int], None],
 ) -> None:
+    # Floats are packed about as fast as they are read, and would take as much disk as the checkpoint once more.
+    cache = PackedCache(folder if form.is_quantized else None, checkpoint.files())
     total = len(checkpoint.tensor_names())
     on_progress(0, total)
     if cache.load(model):
         on_progress(total, total)
         return
-    to_quantize = {name for name, slot in model.weight_slots() if slot.needs_codes}
+    to_pack = {name for name, slot in model.weight_slots() if slot.is_packed}
     with _one_thread():
-        for done, (name, values) in enumerate(checkpoint.coded_tensors(), start=1):
-            if name in to_quantize and isinstance(values, torch.Tensor) and values.ndim == 2:
-                values = quantize_rows(name, values)
-            model.load_weight(name, values)
+        tensors = checkpoint.coded_tensors() if form.is_quantized else checkpoint.tensors()
+        for done, (name, values) in enumerate(tensors, start=1):
+            is_matrix = name in to_pack and len(values.shape) == 2
+            model.load_weight(name, form.of(name, values) if is_matrix else values)
             on_progress(done, total)
     cache.store_in_background(model)
 

@@ -1,4 +1,4 @@
-"""A packed model's weights as named tensors, and back: what the cache of packed models keeps.
+"""A quantised model's weights as named tensors, and back: what the cache of packed models keeps.
 
 Each packed layer gives the `data` of its segments, whose shapes say all about them once the layer's shape is
 known; norms and biases are as they are.  Knows no files; used by `engine.loading.packed_cache`.
@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 import torch
 
+from engine.layers.packed_floats import TILE_OUTPUTS
 from engine.layers.packed_linear import PackedLayer
-from engine.layers.packed_weight import TILE_OUTPUTS, Bits, PackedMatrix, PackedWeight, packed_shape
+from engine.layers.packed_weight import Bits, PackedMatrix, PackedWeight, packed_shape
 from engine.models.decoder import DecoderModel
 
 Shape = tuple[int, ...]

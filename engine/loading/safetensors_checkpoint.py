@@ -58,6 +58,10 @@ class SafetensorsCheckpoint:
     def code_bits(self) -> dict[str, Bits]:
         return {}
 
+    def float_dtype(self, name: str) -> torch.dtype:
+        found = (header[name] for header in self._shards.values() if name in header)
+        return next((_DTYPES[tensor.dtype] for tensor in found), torch.float32)
+
     def coded_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         return self.tensors()
 

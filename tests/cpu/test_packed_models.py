@@ -11,9 +11,9 @@ from safetensors.torch import load_file, save_file
 
 from engine.api.config import Quantization
 from engine.api.errors import BrokenCheckpoint, UnsupportedModel
-from engine.layers.packed_weight import PackedWeight
+from engine.layers.packed_weight import PackedMatrix, PackedWeight
 from engine.loading.checkpoint import open_checkpoint
-from engine.loading.loader import load_model, packs_weights, weight_bytes
+from engine.loading.loader import load_model, packs_weights, quantizes_weights, weight_bytes
 from engine.loading.quantize import quantize_rows
 from engine.models.decoder import DecoderModel
 from tests.fakes.checkpoints import VOCAB_SIZE, write_gguf_checkpoint, write_hf_checkpoint
@@ -22,13 +22,21 @@ from tests.fakes.dense_attention import DenseAttention, ragged_metadata
 CPU = torch.device("cpu")
 
 
-def load(path: Path, quantization: Quantization, load_format: str = "auto") -> DecoderModel:
+def load(
+    path: Path,
+    quantization: Quantization | None,
+    load_format: str = "auto",
+    *,
+    dtype: torch.dtype = torch.float32,
+    folder: Path | None = None,
+) -> DecoderModel:
     return load_model(
         open_checkpoint(path, load_format),  # type: ignore[arg-type]
         device=CPU,
-        dtype=torch.float32,
+        dtype=dtype,
         on_progress=lambda done, total: None,
         quantization=quantization,
+        packed_folder=folder,
     )
 
 
@@ -41,8 +49,12 @@ def logits(model: DecoderModel) -> torch.Tensor:
         return model.logits(model(token_ids, positions, attention))
 
 
-def segments(weight: PackedWeight) -> list[tuple[int, int]]:
-    return [(segment.bits, segment.out_features) for segment in weight.segments]
+def segments(weight: PackedWeight) -> list[tuple[int | torch.dtype, int]]:
+    """Bits or dtype, and outputs."""
+    return [
+        (segment.bits if isinstance(segment, PackedMatrix) else segment.data.dtype, segment.out_features)
+        for segment in weight.segments
+    ]
 
 
 @pytest.mark.parametrize("quantization", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"])
@@ -50,7 +62,7 @@ def segments(weight: PackedWeight) -> list[tuple[int, int]]:
 def test_a_packed_file_gives_the_logits_of_the_dequantised_one(family: str, quantization: str, tmp_path: Path) -> None:
     write_hf_checkpoint(tmp_path, family, tie_word_embeddings=family == "qwen2")
     write_gguf_checkpoint(tmp_path / "model.gguf", tmp_path, quantization)
-    packed, plain = load(tmp_path / "model.gguf", "auto"), load(tmp_path / "model.gguf", "none")
+    packed, plain = load(tmp_path / "model.gguf", "auto"), load(tmp_path / "model.gguf", None)
     assert packed.is_packed
     assert not plain.is_packed
     assert packed.num_parameters == plain.num_parameters == sum(part.numel() for part in plain.parameters())
@@ -60,8 +72,7 @@ def test_a_packed_file_gives_the_logits_of_the_dequantised_one(family: str, quan
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
 def test_a_float_checkpoint_is_quantised_when_asked(family: str, tmp_path: Path) -> None:
     write_hf_checkpoint(tmp_path, family, dtype=torch.bfloat16)
-    packed, rounded = load(tmp_path, "int8"), load(tmp_path, "none")
-    assert not load(tmp_path, "auto").is_packed
+    packed, rounded = load(tmp_path, "int8"), load(tmp_path, None)
     with torch.no_grad():
         for name, parameter in rounded.named_parameters():
             if parameter.ndim == 2:
@@ -93,7 +104,7 @@ def test_merged_layers_are_as_few_segments_as_their_types_allow(tmp_path: Path) 
 def test_a_float_matrix_beside_quantised_ones_is_quantised(tmp_path: Path) -> None:
     write_hf_checkpoint(tmp_path, "llama")
     path = write_mixed_gguf(tmp_path)
-    model, plain = load(path, "auto"), load(path, "none")
+    model, plain = load(path, "auto"), load(path, None)
     layers = dict(model.packed_layers())
     assert segments(layers["layers.0.self_attn.qkv_proj"].weight) == [(4, 96), (8, 32)]
     expected = dict(plain.named_parameters())["layers.0.self_attn.qkv_proj.weight"]
@@ -127,8 +138,8 @@ def write_mixed_gguf(directory: Path) -> Path:
     return directory / "mixed.gguf"
 
 
-@pytest.mark.parametrize("quantization", ["auto", "int8", "none"])
-def test_the_size_is_known_before_loading(quantization: Quantization, tmp_path: Path) -> None:
+@pytest.mark.parametrize("quantization", ["auto", "int8", "none", None])
+def test_the_size_is_known_before_loading(quantization: Quantization | None, tmp_path: Path) -> None:
     write_hf_checkpoint(tmp_path, "qwen2", hidden_size=80, num_attention_heads=5, num_key_value_heads=5)
     write_hf_checkpoint(tmp_path / "source", "llama")
     write_gguf_checkpoint(tmp_path / "source" / "model.gguf", tmp_path / "source", "Q4_1")
@@ -152,15 +163,63 @@ def test_what_packs_is_decided_by_checkpoint_setting_and_device(tmp_path: Path) 
         (tmp_path / "coded.gguf", [True, True, False]),
     ]:
         checkpoint = open_checkpoint(path, "safetensors" if path == tmp_path else "auto")
-        assert [packs_weights(checkpoint, choice, CPU) for choice in choices] == expected
-        assert not packs_weights(checkpoint, "auto", torch.device("cuda"))
-        with pytest.raises(UnsupportedModel, match=r"on the CPU only.*--quantization auto"):
-            packs_weights(checkpoint, "int8", torch.device("cuda"))
+        assert [quantizes_weights(checkpoint, choice) for choice in choices] == expected
+    assert all(packs_weights(choice, CPU) for choice in choices)
+    assert not packs_weights(None, CPU)
+    assert not packs_weights("auto", torch.device("cuda"))
+    with pytest.raises(UnsupportedModel, match=r"on the CPU only.*--quantization auto"):
+        packs_weights("int8", torch.device("cuda"))
 
 
-def test_dummy_weights_can_be_quantised(tmp_path: Path) -> None:
+FLOAT_DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+
+
+@pytest.mark.parametrize("stored", FLOAT_DTYPES, ids=str)
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+def test_floats_stay_as_the_checkpoint_has_them(family: str, stored: torch.dtype, tmp_path: Path) -> None:
+    write_hf_checkpoint(tmp_path, family, dtype=stored, tie_word_embeddings=family == "qwen2")
+    packed, plain = load(tmp_path, "auto"), load(tmp_path, None)
+    kinds = {kind for _, layer in packed.packed_layers() for kind, _ in segments(layer.weight)}
+    assert kinds == {stored}
+    assert torch.equal(logits(packed), logits(plain))
+    assert {parameter.dtype for parameter in packed.parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize("asked", FLOAT_DTYPES, ids=str)
+@pytest.mark.parametrize("stored", FLOAT_DTYPES, ids=str)
+def test_floats_are_rounded_only_to_save_memory(stored: torch.dtype, asked: torch.dtype, tmp_path: Path) -> None:
+    write_hf_checkpoint(tmp_path, "llama", dtype=stored)
+    model = load(tmp_path, "auto", dtype=asked)
+    kinds = {kind for _, layer in model.packed_layers() for kind, _ in segments(layer.weight)}
+    assert kinds == {asked if asked.itemsize < stored.itemsize else stored}
+    found = weight_bytes(open_checkpoint(tmp_path), asked, quantization="auto", device=CPU)
+    assert found == model.weight_bytes
+
+
+def test_a_quantised_file_can_be_expanded(tmp_path: Path) -> None:
+    """Its float matrices stay what they are."""
     write_hf_checkpoint(tmp_path, "llama")
-    first, second = load(tmp_path, "int8", "dummy"), load(tmp_path, "int8", "dummy")
+    path = write_mixed_gguf(tmp_path)
+    expanded, plain = load(path, "none"), load(path, None)
+    layers = dict(expanded.packed_layers())
+    expected = [(torch.float32, 96), (torch.float16, 32)]
+    assert segments(layers["layers.0.self_attn.qkv_proj"].weight) == expected
+    assert torch.equal(logits(expanded), logits(plain))
+
+
+def test_float_models_are_not_kept_twice(tmp_path: Path) -> None:
+    write_hf_checkpoint(tmp_path / "model", "llama")
+    model = load(tmp_path / "model", "auto", folder=tmp_path / "packed")
+    assert model.is_packed
+    assert not (tmp_path / "packed").exists()
+
+
+@pytest.mark.parametrize("quantization", ["int8", "auto"])
+def test_dummy_weights_can_be_packed(quantization: Quantization, tmp_path: Path) -> None:
+    write_hf_checkpoint(tmp_path, "llama", dtype=torch.bfloat16)
+    first, second = load(tmp_path, quantization, "dummy"), load(tmp_path, quantization, "dummy")
+    kind = 8 if quantization == "int8" else torch.bfloat16
+    assert all(segments(layer.weight)[0][0] == kind for _, layer in first.packed_layers())
     assert torch.equal(logits(first), logits(second))
     assert logits(first).isfinite().all()
 
