@@ -24,7 +24,7 @@ from engine.cpu.attention_plan import (
     PIECE_START,
     PIECE_TOKENS,
 )
-from engine.cpu.attention_shape import CHUNK_TOKENS, CHUNK_VECTORS, AttentionShape
+from engine.cpu.attention_shape import CHUNK_TOKENS, CHUNK_VECTORS, NEXT_PLACES, AttentionShape
 from engine.cpu.attention_tile import STATISTICS_BYTES, VECTOR_BYTES, attend_chunk
 from engine.cpu.kernel import Kernel, claim
 from engine.cpu.lanes import LANES
@@ -59,11 +59,12 @@ def _attention_kernel(head_dim: int, group: int, max_sums: int, block_size: int,
         places = own_state + 2 * state_bytes
         block_bytes = num_kv_heads * head_dim * block_size * item_bytes
         tiles_per_piece = num_kv_heads * num_slabs
-        num_items = int64s(plan, 1)[NUM_PIECES] * tiles_per_piece
+        num_pieces = int64s(plan, 1)[NUM_PIECES]
         item = claim(arguments)
-        while item < num_items:
-            piece = int32s(plan + HEADER_BYTES + 4 * PIECE_FIELDS * (item // tiles_per_piece), PIECE_FIELDS)
-            part = item % tiles_per_piece
+        while item < num_pieces * tiles_per_piece:
+            # One KV head after the other, so that tiles of one prompt find its keys and values in the cache.
+            part = item // num_pieces
+            piece = int32s(plan + HEADER_BYTES + 4 * PIECE_FIELDS * (item % num_pieces), PIECE_FIELDS)
             kv_head, first_head = part // num_slabs, part % num_slabs * tile_heads
             num_heads = min(tile_heads, group - first_head)
             first_head += kv_head * group
@@ -84,7 +85,7 @@ def _attention_kernel(head_dim: int, group: int, max_sums: int, block_size: int,
                 position = chunk * CHUNK_TOKENS
                 num_tokens = min(CHUNK_TOKENS, context - position)
                 _find_places(
-                    table, position, num_tokens, keys + head_offset, values + head_offset, block_bytes,
+                    table, position, context - 1, keys + head_offset, values + head_offset, block_bytes,
                     block_size, item_bytes, head_dim * item_bytes, places,
                 )  # fmt: skip
                 target = state if chunk == begin else own_state + state_bytes
@@ -129,13 +130,17 @@ def _load_queries(source, stride, num_tokens, num_heads, tile, tile_heads, head_
 
 @numba.njit
 def _find_places(
-    table, position, num_tokens, keys, values, block_bytes, block_size, key_bytes, value_bytes, places
+    table, position, last, keys, values, block_bytes, block_size, key_bytes, value_bytes, places
 ):  # fmt: skip
-    """Addresses of the keys and values of each 16 tokens from `position` on; the last keys again up to the end."""
+    """Addresses of keys and values of each 16 tokens of the chunk at `position`, then of the next chunk's first keys.
+
+    `last` is the context's last token; places beyond it are those of its vector.
+    """
     key_places = int64s(places, CHUNK_VECTORS)
     value_places = int64s(places + 8 * CHUNK_VECTORS, CHUNK_VECTORS)
-    blocks = int32s(table, (position + num_tokens + block_size - 1) // block_size)
-    num_vectors = (num_tokens + LANES - 1) // LANES
+    next_places = int64s(places + 8 * 2 * CHUNK_VECTORS, NEXT_PLACES)
+    blocks = int32s(table, last // block_size + 1)
+    num_vectors = min((last - position) // LANES + 1, CHUNK_VECTORS)
     for index in range(num_vectors):
         token = position + index * LANES
         block = np.int64(blocks[token // block_size]) * block_bytes
@@ -143,6 +148,11 @@ def _find_places(
         value_places[index] = values + block + token % block_size * value_bytes
     for index in range(num_vectors, CHUNK_VECTORS):
         key_places[index] = key_places[num_vectors - 1]
+        value_places[index] = value_places[num_vectors - 1]
+    for index in range(NEXT_PLACES):
+        token = min(position + (CHUNK_VECTORS + index) * LANES, last)
+        block = np.int64(blocks[token // block_size]) * block_bytes
+        next_places[index] = keys + block + token % block_size * key_bytes
 
 
 @numba.njit

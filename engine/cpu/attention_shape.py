@@ -14,8 +14,11 @@ from engine.cpu.lanes import LANES
 
 CHUNK_TOKENS = 256
 CHUNK_VECTORS = CHUNK_TOKENS // LANES
+NEXT_PLACES = 4
+"""Vectors of the next chunk's keys whose places are known while a chunk is computed; they are read ahead."""
+PLACES_BYTES = 64 * (8 * (2 * CHUNK_VECTORS + NEXT_PLACES) // 64 + 1)
 _FLOAT_BYTES = 4
-_MOST_WIDTH = 4
+_MOST_WIDTH = NEXT_PLACES
 _WIDE_SUMS = 28
 """Of 32 registers of sixteen lanes each."""
 _NARROW_SUMS = 6
@@ -91,4 +94,4 @@ class AttentionShape:
     @property
     def scratch_bytes(self) -> int:
         """What a thread works in: queries, weights, two states, and where keys and values of a chunk lie."""
-        return self.query_bytes + self.weight_bytes + 2 * self.state_bytes + 2 * CHUNK_VECTORS * 8
+        return self.query_bytes + self.weight_bytes + 2 * self.state_bytes + PLACES_BYTES

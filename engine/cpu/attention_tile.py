@@ -16,14 +16,17 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from engine.cpu.attention_shape import CHUNK_TOKENS, AttentionShape, max_sums
-from engine.cpu.lanes import INT32, INT64, INTS, LANES, Emitter, Lanes, Loop
+from engine.cpu.attention_shape import CHUNK_TOKENS, NEXT_PLACES, AttentionShape, max_sums
+from engine.cpu.lanes import INT8, INT32, INT64, INTS, LANES, Emitter, Lanes, Loop
 
 VECTOR_BYTES = 4 * LANES
 STATISTICS_BYTES = 2 * VECTOR_BYTES
 LOWEST = -1e30
 """A peak below all scores; finite, so that differences of peaks are numbers."""
 _ROW_BYTES = 4 * CHUNK_TOKENS
+_AHEAD = NEXT_PLACES
+"""By how many vectors of tokens reading values is begun early; keys by those that are multiplied at once."""
+_LINE_BYTES = 64
 _ROUNDER = 1.5 * 2**23
 _EXP2_COEFFICIENTS = (1, 0.6931471806, 0.2402234904, 0.05550381014, 0.009666368515, 0.001338130254)
 """1 + r · p(r) for 2^r: p, of degree 4, equals (2^r - 1) / r at the Chebyshev nodes of [-1/2, 1/2]."""
@@ -38,6 +41,11 @@ class _Tile:
     heads: int
     block_size: int
     item_bytes: int
+
+    @property
+    def is_decode(self) -> bool:
+        """Whether all rows are of one token, so that reading keys and values takes longer than computing."""
+        return self.rows == self.heads
 
     def load(self, emit: Emitter, address: ir.Value, offset: int) -> Lanes:
         """Sixteen numbers of the cache."""
@@ -61,8 +69,8 @@ def attend_chunk(
 ) -> tuple[Any, Any]:
     """Attend to `num_tokens` tokens of one chunk; the constants are the first five.
 
-    `queries` float32 [rows, head_dim]; `places` int64 [2, CHUNK_VECTORS], addresses of keys and of values of each 16
-    tokens, those of keys repeated up to a whole number of score widths; `weights` is room for float32
+    `queries` float32 [rows, head_dim]; `places` int64, addresses of keys and then of values of each 16 tokens,
+    CHUNK_VECTORS each, and then NEXT_PLACES of keys that are needed next; `weights` is room for float32
     [rows, CHUNK_TOKENS].  The first token's rows see `num_visible` tokens of the chunk, each later token's one more.
     Leaves in `state`, all float32: peaks [16], sums of weights [16], sums of values [rows, head_dim].
     """
@@ -95,10 +103,13 @@ def _score(
     turns = Loop(emit, num_turns, [places, scores])
     place, target = turns.values
     bases = [emit.load(place, 8 * index, INT64) for index in range(width)]
+    next_bases = [emit.load(place, 8 * (width + index), INT64) for index in range(width)] if tile.is_decode else []
     zero = emit.floats(0.0).value
     dims = Loop(emit, INT64(tile.shape.head_dim), [queries, INT64(0), *[zero] * (tile.rows * width)])
     query, offset, *totals = dims.values
     keys = [tile.load(emit, emit.at(base, offset), 0) for base in bases]
+    for next_base in next_bases:
+        prefetch(emit, emit.at(next_base, offset))
     sums = []
     for row in range(tile.rows):
         number = emit.load_splat(query, row * query_bytes)
@@ -179,7 +190,8 @@ def _sum_values(
     is_short = builder.icmp_signed("<", remaining, INT64(LANES))
     count = builder.select(is_short, remaining, INT64(LANES))
     first = emit.at(emit.load(place, 0, INT64), offset)
-    totals = _add_tokens(emit, tile, first, weight, count, totals)
+    ahead = emit.at(emit.load(place, 8 * _AHEAD, INT64), offset) if tile.is_decode else None
+    totals = _add_tokens(emit, tile, first, ahead, weight, count, totals)
     following = [emit.at(place, 8), emit.at(weight, VECTOR_BYTES), emit.at(remaining, -LANES)]
     totals = turns.close([*following, *totals])[3:]
     for row in range(tile.rows):
@@ -190,13 +202,23 @@ def _sum_values(
 
 
 def _add_tokens(
-    emit: Emitter, tile: _Tile, values: ir.Value, weights: ir.Value, count: ir.Value, totals: list[ir.Value]
+    emit: Emitter,
+    tile: _Tile,
+    values: ir.Value,
+    ahead: ir.Value | None,
+    weights: ir.Value,
+    count: ir.Value,
+    totals: list[ir.Value],
 ) -> list[ir.Value]:
-    """Add `count` values that lie one behind the other to the totals of all rows."""
+    """Add `count` values that lie one behind the other to the totals of all rows; fetch as many from `ahead`."""
     width = len(totals) // tile.rows
     tokens = Loop(emit, count, [values, weights, *totals])
     place, weight, *carried = tokens.values
     vectors = [tile.load(emit, place, index * LANES * tile.item_bytes) for index in range(width)]
+    if ahead is not None:
+        next_place = emit.at(ahead, emit.builder.sub(place, values))
+        for line in range(0, width * LANES * tile.item_bytes, _LINE_BYTES):
+            prefetch(emit, emit.at(next_place, line))
     sums = []
     for row in range(tile.rows):
         factor = emit.load_splat(weight, row * _ROW_BYTES)
@@ -220,6 +242,12 @@ def exp2(emit: Emitter, exponents: Lanes) -> Lanes:
     builder = emit.builder
     whole = builder.shl(builder.bitcast(shifted.value, INTS), emit.ints(23).value)
     return Lanes(emit, builder.add(builder.bitcast(result.value, INTS), whole)).as_float_bits()
+
+
+def prefetch(emit: Emitter, address: ir.Value) -> None:
+    """Begin to read the cache line at `address`, which need not be valid."""
+    pointer = emit.builder.inttoptr(address, INT8.as_pointer())
+    emit.call("llvm.prefetch.p0", ir.VoidType(), pointer, INT32(0), INT32(3), INT32(1))
 
 
 def larger(emit: Emitter, left: Lanes, right: Lanes) -> Lanes:
