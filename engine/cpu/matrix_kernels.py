@@ -15,7 +15,7 @@ from engine.cpu.memory import int64s, read_arguments
 from engine.cpu.row_blocks import block_rows, max_block_rows
 
 _TILE_BYTES = 4 * LANES
-_CHUNKS_PER_THREAD = 8
+_CHUNKS_PER_THREAD = 2
 _CHUNK_BYTES = 1 << 19
 """The most weights a chunk has, so that they stay in a second-level cache."""
 
