@@ -43,7 +43,7 @@ def plan_bytes(max_tokens: int, max_partials: int) -> int:
 @functools.cache
 def plan_kernel(tile_tokens: int) -> Kernel:
     """Arguments: sequences, plan, tiles that one piece stands for (KV heads times slabs), states of pieces there are
-    room for.  One thread does it."""
+    room for.  The first thread to come does it."""
 
     def plan_attention(arguments, step, rank, size):
         if claim(arguments) != 0:
