@@ -3,10 +3,10 @@
     python benchmarks/vs_llamacpp.py --model FILE.gguf [--threads 2] [--repeats 5] [--llama-python PYTHON]
 
 Quire and llama.cpp each run in a child process of their own, and both stay loaded: a child that is not
-asked computes nothing, which is checked (`idle`).  Every repeat goes through all tasks, on new token ids
-that both get alike, and the order of the two is swapped each time.  llama.cpp comes from the
-`llama-cpp-python` package of the interpreter `--llama-python`, or from a `--llama-server` or `--llama-bench`
-binary (the latter measures prompts and one sequence only).
+asked computes nothing, which is checked, as is what other programs take meanwhile.  Every repeat goes
+through all tasks, on new token ids that both get alike, and the order of the two is swapped each time.
+llama.cpp comes from the `llama-cpp-python` package of the interpreter `--llama-python`, or from a
+`--llama-server` or `--llama-bench` binary (the latter measures prompts and one sequence only).
 
 Tasks: `prompt_N` (tokens/s until the first token of a prompt of N), `first_token_N` (the seconds of that),
 `generate_N` (tokens/s of N sequences of 64 + 128 tokens while all of them decode).  Load time and memory come
@@ -26,6 +26,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import statistics
 import sys
 import tempfile
 import time
@@ -37,6 +38,8 @@ from typing import Any
 if __name__ == "__main__":
     # The checkout, not this folder, whose `profile.py` would hide the standard library's.
     sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+import psutil
 
 from benchmarks.llamacpp import bench_binary
 from benchmarks.llamacpp.child import Child, ChildFailed
@@ -56,6 +59,8 @@ REST_S = 0.05
 """Between runs, so that the threads of the one before have gone to sleep."""
 IDLE_LIMIT = 0.01
 """CPU seconds per second that a waiting contender may take."""
+OTHERS_LIMIT = 0.2
+"""CPU seconds per second that other programs may take in half of the runs."""
 
 
 class Contender:
@@ -79,11 +84,15 @@ class Contender:
 
 @dataclass
 class Figures:
-    """What has been measured so far: figures by task and contender, in the order of repeats."""
+    """What has been measured so far: figures by task and contender, in the order of repeats.
+
+    `idle` is the largest share of a core that each took while it waited, `others` what other programs took in each run.
+    """
 
     tasks: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     overall: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     idle: dict[str, float] = field(default_factory=lambda: {"quire": 0.0, "llamacpp": 0.0})
+    others: list[float] = field(default_factory=list)
 
     def add(self, name: str, task: Task, arrivals: list[list[float]]) -> float:
         figure = task.figure(arrivals)
@@ -158,14 +167,16 @@ class Bench:
     ) -> None:
         said = [f"repeat {repeat + 1}: {task.name}"]
         for name in self._in_turn(turn):
-            waiting = [other for other in loaded.values() if other.name != name]
             time.sleep(REST_S)
-            before, started = [other.usage()["cpu_s"] for other in waiting], time.perf_counter()
+            before = {each.name: each.usage()["cpu_s"] for each in loaded.values()}
+            busy_s, started = machine_cpu_s(), time.perf_counter()
             figure = figures.add(name, task, loaded[name].arrivals(task, repeat, vocab_size))
             took = time.perf_counter() - started
-            for other, cpu_s in zip(waiting, before, strict=True):
-                share = (other.usage()["cpu_s"] - cpu_s) / took
-                figures.idle[other.name] = max(figures.idle[other.name], share)
+            busy_s = machine_cpu_s() - busy_s
+            used = {each.name: each.usage()["cpu_s"] - before[each.name] for each in loaded.values()}
+            figures.others.append(max(0.0, busy_s - sum(used.values())) / took)
+            for other in used.keys() - {name}:
+                figures.idle[other] = max(figures.idle[other], used[other] / took)
             said.append(f"{name} {figure:,.4g}")
         if self._arguments.llama_bench and bench_binary.can_measure(task):
             arguments = self._arguments
@@ -185,6 +196,12 @@ def keep_in_page_cache(paths: Iterable[Path]) -> None:
             with path.open("rb", buffering=0) as file:
                 while file.read(READ_BYTES):
                     pass
+
+
+def machine_cpu_s() -> float:
+    """CPU seconds that all programs of this machine have used since it was started."""
+    times = psutil.cpu_times()
+    return float(times.user + times.nice + times.system)
 
 
 def memory(usages: Sequence[dict[str, float]]) -> dict[str, float]:
@@ -228,6 +245,9 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         figures, details = bench.speeds(tasks)
     rows = rows_of(figures, loads)
     print(table(rows))
+    others = statistics.median(figures.others)
+    if others > OTHERS_LIMIT:
+        print(f"warning: other programs took {100 * others:.0f} % of a core; do not trust this run")
     for name, share in figures.idle.items():
         if share > IDLE_LIMIT:
             print(
@@ -239,6 +259,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         "threads": arguments.threads,
         "repeats": arguments.repeats,
         "idle_cpu_share": {name: round(share, 4) for name, share in figures.idle.items()},
+        "others_cpu_share": {"median": round(others, 3), "max": round(max(figures.others), 3)},
         "rows": {row.name: row.as_json() for row in rows},
         "overall_tokens_per_s": figures.overall,
         "loads": loads,

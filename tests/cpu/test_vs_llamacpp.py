@@ -119,6 +119,8 @@ def test_both_take_turns(model: Path, capsys: pytest.CaptureFixture[str]):
     )
     result = json.loads(json.dumps(vs_llamacpp.measure(arguments)))
     rows = result["rows"]
+    assert set(result["idle_cpu_share"]) == {"quire", "llamacpp"}
+    assert 0 <= result["others_cpu_share"]["median"] <= result["others_cpu_share"]["max"]
     assert {"prompt_16", "generate_2", "load", "peak memory", "peak memory beyond KV"} <= set(rows)
     for row in rows.values():
         assert row["ratio"] == pytest.approx(row["quire_median"] / row["llamacpp_median"], rel=0.01)
