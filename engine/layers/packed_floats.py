@@ -48,8 +48,7 @@ def pack_floats(parts: Sequence[torch.Tensor]) -> tuple[FloatMatrix, ...]:
     """The matrices whose outputs are those of `parts`, all [rows, in_features] in `FLOAT_DTYPES`, one after the other.
 
     Neighbours of equal dtype become one matrix.  Where a part other than the last does not end with a tile,
-    everything becomes one matrix, of float32 if the dtypes differ.  It copies at the speed of memory (2.4 GB/s of
-    bfloat16 and 4.5 GB/s of float32 on one thread): a model of 1 GiB takes about half a second.
+    everything becomes one matrix, of float32 if the dtypes differ.
     """
     if any(part.shape[0] % TILE_OUTPUTS for part in parts[:-1]):
         dtypes = {part.dtype for part in parts}

