@@ -119,7 +119,7 @@ def measure(driver: Driver, requests: list[Request], warmup: int, repeats: int) 
         "requests": len(requests),
         "prompt_tokens": runs[0].num_prompt_tokens,
         "output_tokens": runs[0].num_output_tokens,
-        "total_s": round(total_s, 4),
+        "total_s": round(total_s, 6),
         "spread_percent": round(100 * (max(totals) - min(totals)) / total_s, 1),
         "first_token_ms": round(1000 * statistics.median(run.first_token_s for run in runs), 3),
         "ms_per_output_token": round(statistics.median(run.ms_per_token for run in runs), 4),

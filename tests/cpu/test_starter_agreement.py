@@ -7,6 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from engine import LLM, SamplingParams
+from engine.api.config import Quantization
 from engine.text.tokenizer import load_tokenizer
 from store.models import InstalledModel
 
@@ -40,21 +41,27 @@ def expected(starter: InstalledModel, token_ids: list[int]) -> list[int]:
     return logits.argmax(-1)[:NUM_TEACHER_FORCED_TOKENS].tolist()
 
 
-def test_teacher_forced_tokens_agree(starter: InstalledModel, token_ids: list[int], expected: list[int]):
-    """Each prefix is a request of its own; all but its last block comes from the prefix cache."""
-    llm = LLM(starter.path, device="cpu", max_model_len=512, max_num_seqs=8)
+@pytest.mark.parametrize(("quantization", "least"), [("none", 0.99), ("auto", 0.94)])
+def test_teacher_forced_tokens_agree(
+    starter: InstalledModel, token_ids: list[int], expected: list[int], quantization: Quantization, least: float
+):
+    """Each prefix is a request of its own; all but its last block comes from the prefix cache.
+
+    Eight bits of activations change the likeliest of two tokens that are nearly equally likely, as one in 25 is.
+    """
+    llm = LLM(starter.path, device="cpu", max_model_len=512, max_num_seqs=8, quantization=quantization)
     one_token = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
     llm.generate({"prompt_token_ids": token_ids}, one_token)
     prefixes = [{"prompt_token_ids": token_ids[:length]} for length in range(1, NUM_TEACHER_FORCED_TOKENS + 1)]
     outputs = llm.generate(prefixes, one_token)
     predicted = [output.outputs[0].token_ids[0] for output in outputs]
     agreement = sum(a == b for a, b in zip(predicted, expected, strict=True)) / NUM_TEACHER_FORCED_TOKENS
-    assert agreement >= 0.99, f"{agreement:.1%} of {NUM_TEACHER_FORCED_TOKENS} tokens agree"
+    assert agreement >= least, f"{agreement:.1%} of {NUM_TEACHER_FORCED_TOKENS} tokens agree"
 
 
 def test_it_knows_the_capital_of_france(starter: InstalledModel):
     llm = LLM(starter.path, device="cpu", max_model_len=512)
-    messages = [{"role": "user", "content": "What is the capital of France?"}]
+    messages = [{"role": "user", "content": "What is the capital of France, and what is it famous for?"}]
     output = llm.chat(messages, SamplingParams(temperature=0.0, max_tokens=20))[0]
     assert "Paris" in output.outputs[0].text
     assert output.outputs[0].finish_reason in ("stop", "length")
