@@ -127,12 +127,12 @@ def _load_model(
     dtype = devices.resolve_dtype(config.dtype, str(checkpoint.config.get("dtype") or ""), device)
     shape = model_class(checkpoint.config).config_class.from_hf(checkpoint.config)
     compiled = choose_compiled_path(config, checkpoint, shape, device, folder)
-    quantization = config.quantization if compiled is not None else "none"
+    quantization = config.quantization if compiled is not None else None
     # Checked first, because a process that runs out of memory is killed without a word.
     needed_bytes = weight_bytes(checkpoint, dtype, quantization=quantization, device=device)
     budget_bytes = devices.memory_budget_bytes(config, device)
     if needed_bytes >= budget_bytes:
-        kind = str(dtype).removeprefix("torch.") if compiled is None else "quantised numbers"
+        kind = str(dtype).removeprefix("torch.") if compiled is None else "packed numbers"
         raise InsufficientMemory(
             f"The weights take {needed_bytes / GIB:.2f} GiB as {kind}, and the memory budget is "
             f"{budget_bytes / GIB:.2f} GiB; choose a smaller model, or stop others."

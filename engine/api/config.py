@@ -27,7 +27,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     `max_num_seqs` (sequences) and `max_num_batched_tokens` bound one step; None chooses by device.
     `enable_cuda_graphs` captures decode steps and short prompts on NVIDIA GPUs; without, each kernel is launched apart.
     `quantization` concerns weights on the CPU: "auto" computes with a GGUF file's own quantised weights and takes
-    others as they are, "int8" quantises those too, "none" expands everything to `dtype`.
+    others as they are, "int8" quantises those too, "none" expands quantised weights to float32.
     `num_threads` compute on the CPU, None: one per core; `pin_threads` keeps each on a core of its own;
     `wait_policy` says how they wait for one another within a step: "spin", or "yield" the core at once, which is
     kinder to other programs; "auto" spins where there is a core for every thread.

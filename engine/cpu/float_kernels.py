@@ -27,7 +27,7 @@ from engine.cpu.row_blocks import block_rows, max_block_rows
 from engine.cpu.step import NUM_TOKENS
 
 _TILE_BYTES = 4 * LANES
-_CHUNKS_PER_THREAD = 8
+_CHUNKS_PER_THREAD = 2
 _CHUNK_BYTES = 1 << 19
 """The most weights a chunk has, so that they stay in a second-level cache."""
 _CHUNK_TILES = 4
