@@ -21,7 +21,7 @@ import pytest
 
 from store.models import InstalledModel
 
-QUESTION = "What is the capital of France?"
+QUESTION = "What is the capital of Japan?"
 
 
 class Quire:
@@ -101,7 +101,7 @@ def test_two_commands_at_once_start_one_daemon_and_both_answer(quire: Quire):
     second_out, second_err = second.communicate(QUESTION, timeout=120)
     first_out, first_err = first.communicate("", timeout=120)
     assert (first.returncode, second.returncode) == (0, 0), first_err + second_err
-    assert "Paris" in first_out
+    assert "Tokyo" in first_out
     answer = json.loads(second_out)
     assert answer["text"].strip() == first_out.strip()
     assert answer["usage"]["completion_tokens"] > 3
@@ -161,7 +161,7 @@ def test_a_killed_worker_costs_one_error_and_the_next_request_gets_another(quire
     answer = client.chat.completions.create(
         model="starter", messages=[{"role": "user", "content": QUESTION}], temperature=0, max_tokens=20
     )
-    assert "Paris" in (answer.choices[0].message.content or "")
+    assert "Tokyo" in (answer.choices[0].message.content or "")
     assert quire.worker().pid != worker.pid
 
 
@@ -171,7 +171,7 @@ def test_after_the_daemon_is_killed_its_worker_leaves_and_the_next_command_works
     worker.wait(10)
     again = quire.run("run", "starter", QUESTION, "--temperature", "0")
     assert again.returncode == 0, again.stderr
-    assert "Paris" in again.stdout
+    assert "Tokyo" in again.stdout
 
 
 def test_a_truncated_gguf_is_one_sentence(quire: Quire, starter: InstalledModel, tmp_path: Path):
