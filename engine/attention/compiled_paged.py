@@ -1,6 +1,6 @@
 """Paged attention in compiled code, for the CPU: recorded as instructions of a step's program.
 
-Keys of a layer lie as [block, KV head, head_dim, block_size] and values as [block, KV head, block_size, head_dim]:
+Keys lie as [block, layer, KV head, head_dim, block_size], values as [block, layer, KV head, block_size, head_dim]:
 sixteen tokens of a key's dimension are one vector, as are sixteen dimensions of a token's value.  Nothing is computed
 when `attend` is called; `engine.cpu.program` says what recording is.  Chosen by whoever records the model's steps
 (`engine.runner.recorded_steps`).
@@ -66,9 +66,13 @@ class CompiledPagedAttention:
         return reasons
 
     def allocate(self, num_blocks: int) -> None:
-        """Reserve the KV cache: zeros that take memory only as blocks are first used."""
+        """Reserve the KV cache: zeros that take memory only as blocks are first used.
+
+        All layers of a block lie together, so that the memory in use grows with the blocks in use, also where the
+        system hands it out in pages of 2 MiB.
+        """
         spec = self._spec
-        lead = (spec.num_layers, num_blocks, spec.num_kv_heads)
+        lead = (num_blocks, spec.num_layers, spec.num_kv_heads)
         try:
             self._keys = _zeros((*lead, spec.head_dim, spec.block_size), spec.dtype)
             self._values = _zeros((*lead, spec.block_size, spec.head_dim), spec.dtype)
@@ -105,7 +109,8 @@ class CompiledPagedAttention:
         spec, recorder = self._spec, self._recorder
         assert recorder is not None, "record_on must come before attend"
         item_bytes = spec.dtype.itemsize
-        keys, values = (recorder.address(cache[layer_index]) for cache in (self._keys, self._values))
+        keys, values = (recorder.address(cache[:, layer_index]) for cache in (self._keys, self._values))
+        block_bytes = self._keys.stride(0) * item_bytes
         nothing = recorder.positions
         recorder.add(
             store_kernel(spec.head_dim, spec.block_size, item_bytes, norms is not None),
@@ -122,6 +127,7 @@ class CompiledPagedAttention:
             int.from_bytes(struct.pack("<f", norms.eps if norms else 0.0), "little"),
             self._num_heads,
             spec.num_kv_heads,
+            block_bytes,
         )
         output = recorder.buffer(self._num_heads * spec.head_dim)
         recorder.add(
@@ -139,6 +145,7 @@ class CompiledPagedAttention:
             recorder.block_tables,
             recorder.block_table_stride,
             spec.num_kv_heads,
+            block_bytes,
         )
         return output
 

@@ -1,6 +1,7 @@
 """Attention over the paged cache as a kernel: pieces of work (`engine.cpu.attention_plan`) by KV head, claimed.
 
-Cache of a layer: keys [block, KV head, head_dim, block_size], values [block, KV head, block_size, head_dim].
+Cache of a layer: keys [block, KV head, head_dim, block_size], values [block, KV head, block_size, head_dim], where
+other layers' lie between the blocks.
 Recorded by `engine.attention.compiled_paged`.
 """
 
@@ -34,7 +35,7 @@ from engine.cpu.memory import fetch_add, float32s, int32s, int64s, read_argument
 @functools.cache
 def attention_kernel(shape: AttentionShape, block_size: int, item_bytes: int) -> Kernel:
     """Arguments: queries and their stride, output and its stride, keys, values, plan, partial states, counters of
-    split tiles, scratch of all threads, block tables and their stride, KV heads.
+    split tiles, scratch of all threads, block tables and their stride, KV heads, bytes from block to block.
 
     Queries are rotated, [token, head, head_dim]; the output is laid out alike.
     """
@@ -50,14 +51,13 @@ def _attention_kernel(head_dim: int, group: int, max_sums: int, block_size: int,
     has_prompt_tiles = tile_rows > tile_heads
 
     def attention(arguments, step, rank, size):
-        numbers = read_arguments(arguments, 13)
+        numbers = read_arguments(arguments, 14)
         queries, query_stride, output, output_stride, keys, values, plan = numbers[:7]
-        partials, counters, scratch, tables, table_stride, num_kv_heads = numbers[7:]
+        partials, counters, scratch, tables, table_stride, num_kv_heads, block_bytes = numbers[7:]
         query_tile = scratch + rank * scratch_bytes
         weights = query_tile + query_bytes
         own_state = weights + weight_bytes
         places = own_state + 2 * state_bytes
-        block_bytes = num_kv_heads * head_dim * block_size * item_bytes
         tiles_per_piece = num_kv_heads * num_slabs
         num_pieces = int64s(plan, 1)[NUM_PIECES]
         item = claim(arguments)

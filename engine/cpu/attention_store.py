@@ -71,7 +71,7 @@ def _store_head(
 @functools.cache
 def store_kernel(head_dim: int, block_size: int, item_bytes: int, has_norms: bool) -> Kernel:
     """Arguments: projection and its stride, cos, sin and their stride, slots, keys, values, norm weights of queries
-    and keys, epsilon as float32 bits, heads, KV heads.
+    and keys, epsilon as float32 bits, heads, KV heads, bytes from block to block.
 
     The projection is [token, heads + 2 KV heads, head_dim], cos and sin [token, head_dim / 2].  Tokens whose slot is
     negative are stored nowhere.
@@ -81,9 +81,9 @@ def store_kernel(head_dim: int, block_size: int, item_bytes: int, has_norms: boo
     kv_bytes = head_dim * block_size * item_bytes
 
     def store_heads(arguments, step, rank, size):
-        numbers = read_arguments(arguments, 13)
+        numbers = read_arguments(arguments, 14)
         projection, stride, cos, sin, table_stride, slots, keys, values = numbers[:8]
-        query_norm, key_norm, _, num_heads, num_kv_heads = numbers[8:]
+        query_norm, key_norm, _, num_heads, num_kv_heads, block_bytes = numbers[8:]
         eps = float32s(arguments + 8 * 11, 1)[0]
         num_tokens = int64s(step, 8)[NUM_TOKENS]
         targets = int64s(slots, num_tokens)
@@ -102,7 +102,7 @@ def store_kernel(head_dim: int, block_size: int, item_bytes: int, has_norms: boo
                 offset = slot % block_size
                 key_row = row + num_heads * head_bytes
                 for kv_head in range(num_kv_heads):
-                    place = (slot // block_size * num_kv_heads + kv_head) * kv_bytes
+                    place = slot // block_size * block_bytes + kv_head * kv_bytes
                     key = key_row + kv_head * head_bytes
                     value = key + num_kv_heads * head_bytes
                     _store_head(item_bytes, block_size, key, keys + place + offset * item_bytes, num_vectors)

@@ -100,7 +100,7 @@ class Recorded:
 
     def attend(self, batch: Batch, team: Team | None = None) -> list[torch.Tensor]:
         """Store what comes before the step, run the step, and return its output by sequence."""
-        keys, values = self.backend._keys[1], self.backend._values[1]
+        keys, values = self.backend._keys[:, 1], self.backend._values[:, 1]
         keys.fill_(float("nan"))
         values.fill_(float("nan"))
         blocks = torch.randperm(self.num_blocks, generator=torch.Generator().manual_seed(len(batch.sequences)))
