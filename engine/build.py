@@ -200,7 +200,7 @@ def _describe(
 ) -> WorkerFacts:
     return WorkerFacts(
         architecture=model.config.architecture,
-        dtype=str(spec.dtype).removeprefix("torch."),
+        dtype=str(model.dtype).removeprefix("torch."),
         device=str(device),
         max_model_len=plan.max_model_len,
         vocab_size=model.config.vocab_size,
