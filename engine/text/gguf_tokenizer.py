@@ -10,7 +10,7 @@ Keys: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md (section Tokeniz
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
 from engine.api.errors import BrokenCheckpoint, UnsupportedModel
+from store.formats.gguf import GgufStrings
 
 SPACE = "\u2581"
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
@@ -80,10 +81,10 @@ def build_gguf_vocabulary(metadata: Mapping[str, Any]) -> GgufVocabulary:
     BrokenCheckpoint where the keys are missing or contradict each other.
     """
     kind = metadata.get("tokenizer.ggml.model")
-    tokens = _list_of(metadata, "tokens", str)
+    tokens = list(_array_of(metadata, "tokens", str))
     types = [_NORMAL] * len(tokens)
     if "tokenizer.ggml.token_type" in metadata:
-        types = _list_of(metadata, "token_type", int)
+        types = list(_array_of(metadata, "token_type", int))
     if len(types) != len(tokens):
         raise _broken(f"has {len(tokens)} tokens but {len(types)} token types")
     if kind == "gpt2":
@@ -120,9 +121,8 @@ def _byte_level_bpe(metadata: Mapping[str, Any], tokens: list[str]) -> tuple[tok
             f"The GGUF pre-tokenizer {name!r} is not supported; use a file with one of "
             f"{', '.join(sorted(PRE_TOKENIZERS))}."
         )
-    merges = [_split_merge(merge) for merge in _list_of(metadata, "merges", str)]
-    vocab = {token: token_id for token_id, token in enumerate(tokens)}
-    backend = _bpe(vocab, merges, ignore_merges=pre.ignore_merges)
+    merges = _array_of(metadata, "merges", str)
+    backend = _bpe(tokens, _Pairs(len(merges), lambda: map(_split_merge, merges)), ignore_merges=pre.ignore_merges)
     if pre.normalize_nfc:
         backend.normalizer = normalizers.NFC()
     splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in pre.patterns]
@@ -133,14 +133,14 @@ def _byte_level_bpe(metadata: Mapping[str, Any], tokens: list[str]) -> tuple[tok
 
 
 def _sentencepiece_bpe(metadata: Mapping[str, Any], tokens: list[str], types: list[int]) -> tokenizers.Tokenizer:
-    scores = _list_of(metadata, "scores", int | float)
+    scores = list(_array_of(metadata, "scores", int | float))
     if len(scores) != len(tokens):
         raise _broken(f"has {len(tokens)} tokens but {len(scores)} scores")
     unknown = _token_id(metadata, "unknown", len(tokens), 0)
-    vocab = {token: token_id for token_id, token in enumerate(tokens)}
     merges = _merges_from_scores(tokens, types, scores)
+    pairs = _Pairs(len(merges), lambda: ((tokens[left], tokens[right]) for _, left, right in merges))
     backend = _bpe(
-        vocab, merges, byte_fallback=True, fuse_unk=True, unk_token=None if unknown is None else tokens[unknown]
+        tokens, pairs, byte_fallback=True, fuse_unk=True, unk_token=None if unknown is None else tokens[unknown]
     )
     escape = normalizers.Replace(" ", SPACE)
     unescape = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
@@ -153,24 +153,51 @@ def _sentencepiece_bpe(metadata: Mapping[str, Any], tokens: list[str], types: li
     return backend
 
 
-def _merges_from_scores(tokens: list[str], types: list[int], scores: list[float]) -> list[tuple[str, str]]:
-    """Recover the merges of a SentencePiece BPE: any two pieces that join to a third, best score first."""
+def _merges_from_scores(tokens: list[str], types: list[int], scores: list[float]) -> list[tuple[float, int, int]]:
+    """Recover the merges of a SentencePiece BPE: any two pieces that join to a third, best score first.
+
+    Each is the negated score of the third and the ids of the two.
+    """
     pieces = {token: token_id for token_id, token in enumerate(tokens) if types[token_id] == _NORMAL}
-    ranked: list[tuple[float, int, int, tuple[str, str]]] = []
+    ranked: list[tuple[float, int, int]] = []
     for token, token_id in pieces.items():
         for cut in range(1, len(token)):
-            left, right = token[:cut], token[cut:]
-            left_id, right_id = pieces.get(left), pieces.get(right)
+            left_id = pieces.get(token[:cut])
+            right_id = None if left_id is None else pieces.get(token[cut:])
             if left_id is not None and right_id is not None:
-                ranked.append((-scores[token_id], left_id, right_id, (left, right)))
+                ranked.append((-scores[token_id], left_id, right_id))
     ranked.sort()
-    return [pair for *_, pair in ranked]
+    return ranked
 
 
-def _bpe(vocab: dict[str, int], merges: list[tuple[str, str]], **options: Any) -> tokenizers.Tokenizer:
+class _Pairs(Sequence[tuple[str, str]]):
+    """The merges as the library takes them, each pair made when it is read.
+
+    As one list, the pairs of a vocabulary would take more memory than the finished tokenizer.
+    """
+
+    def __init__(self, count: int, pairs: Callable[[], Iterator[tuple[str, str]]]) -> None:
+        self._count = count
+        self._pairs = pairs
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        return self._pairs()
+
+    def __getitem__(self, index: Any) -> Any:
+        # Only for the library to see a sequence, which it then iterates.
+        return list(self)[index]
+
+
+def _bpe(tokens: list[str], merges: _Pairs, **options: Any) -> tokenizers.Tokenizer:
+    vocab = {token: token_id for token_id, token in enumerate(tokens)}
     try:
         return tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=merges, **options))
     except Exception as error:  # the library raises bare Exception for bad vocabularies
+        for _ in merges:  # it also swallows what `merges` raises
+            pass
         raise _broken(f"does not form a BPE model ({error})") from error
 
 
@@ -191,11 +218,14 @@ def _turn_end_ids(template: object, tokens: list[str], types: list[int]) -> list
 
 
 def _split_merge(merge: str) -> tuple[str, str]:
+    left, space, right = merge.partition(" ")
+    if left and space:
+        return left, right
     # A token may itself begin with a space, so the first character never separates.
-    cut = merge.find(" ", 1)
-    if cut < 0:
+    left, space, right = merge[1:].partition(" ")
+    if not space:
         raise _broken(f"has the merge {merge!r} without a second part")
-    return merge[:cut], merge[cut + 1 :]
+    return merge[0] + left, right
 
 
 def _token_id(metadata: Mapping[str, Any], name: str, num_tokens: int, default: int | None) -> int | None:
@@ -207,8 +237,10 @@ def _token_id(metadata: Mapping[str, Any], name: str, num_tokens: int, default: 
     return token_id
 
 
-def _list_of(metadata: Mapping[str, Any], name: str, kind: Any) -> list[Any]:
+def _array_of(metadata: Mapping[str, Any], name: str, kind: Any) -> Collection[Any]:
     values = metadata.get(f"tokenizer.ggml.{name}")
+    if kind is str and isinstance(values, GgufStrings):
+        return values
     if not isinstance(values, list) or not all(isinstance(value, kind) for value in values):
         raise _broken(f"has no usable list {name!r}")
     return values

@@ -2,7 +2,8 @@
 
 Standard library only.  Every length in the file is checked against the bytes that are left
 before anything is allocated for it, so a truncated or hostile file costs one `BrokenFile` and
-no memory.  Used by `store` for facts, by `engine.text` for the tokenizer and by
+no memory.  Vocabularies are found but not decoded: only the tokenizer needs their strings.
+Used by `store` for facts, by `engine.text` for the tokenizer and by
 `engine.loading` for the weights; what a key or a tensor means is theirs to know.
 
 Layout: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
@@ -13,7 +14,9 @@ from __future__ import annotations
 import math
 import mmap
 import struct
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +38,7 @@ _MAX_ARRAY_DEPTH = 4
 _STRING = 8
 _ARRAY = 9
 _SCALAR_FORMATS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_STRING_LENGTH = struct.Struct("<Q")
 _MIN_KEY_BYTES = 8 + 4 + 1
 _MIN_TENSOR_BYTES = 8 + 4 + 8 + 4 + 8
 
@@ -93,9 +97,49 @@ class GgufTensor:
     num_bytes: int
 
 
+class GgufStrings(Collection[str]):
+    """A string array, kept as the bytes that it takes in the file and decoded anew by each iteration.
+
+    A vocabulary takes a tenth of the memory and time that its strings would.  What is not UTF-8 becomes U+FFFD.
+    Equal to a list of the same strings.
+    """
+
+    __slots__ = ("_count", "_encoded")
+
+    def __init__(self, encoded: bytes, count: int) -> None:
+        """`encoded` is `count` times a length and as many bytes, which the caller has checked."""
+        self._encoded = encoded
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[str]:
+        encoded, read_length = self._encoded, _STRING_LENGTH.unpack_from
+        end = 0
+        for _ in repeat(None, self._count):
+            start = end + 8
+            end = start + read_length(encoded, end)[0]
+            yield encoded[start:end].decode("utf-8", "replace")
+
+    def __contains__(self, item: object) -> bool:
+        return any(string == item for string in self)
+
+    def __eq__(self, other: object) -> bool:
+        return list(self) == list(other) if isinstance(other, GgufStrings | list) else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"GgufStrings({list(self)!r})"
+
+
 @dataclass(frozen=True, slots=True)
 class GgufHeader:
-    """All of a GGUF file but its tensor data; metadata values are Python scalars, strings and lists of them."""
+    """All of a GGUF file but its tensor data.
+
+    Metadata values are Python scalars and strings; arrays are lists, those of strings `GgufStrings`.
+    """
 
     version: int
     metadata: dict[str, Any]
@@ -220,22 +264,21 @@ def _read_value(reader: _Reader, type_id: int, key: str, depth: int = 0) -> Any:
     return [_read_value(reader, item_type, key, depth + 1) for _ in range(count)]
 
 
-def _read_strings(reader: _Reader, count: int, key: str) -> list[str]:
-    """A string array without a method call per entry: vocabularies hold 50k to 300k of them."""
-    view, size, position = reader.view, reader.size, reader.position
-    read_length = struct.Struct("<Q").unpack_from
-    strings: list[str] = []
-    append = strings.append
-    for _ in range(count):
-        start = position + 8
-        if start > size:
-            raise reader.broken(f"it ends within {key!r}")
-        position = start + read_length(view, position)[0]
-        if position > size or position - start > _MAX_STRING_BYTES:
-            raise reader.broken(f"it ends within {key!r}")
-        append(str(view[start:position], "utf-8", "replace"))
+def _read_strings(reader: _Reader, count: int, key: str) -> GgufStrings:
+    """Check a string array without a method call per entry: vocabularies hold 50k to 300k of them."""
+    view, start = reader.view, reader.position
+    position, read_length = start, _STRING_LENGTH.unpack_from
+    try:
+        for _ in repeat(None, count):
+            (length,) = read_length(view, position)
+            if length > _MAX_STRING_BYTES:
+                raise reader.broken(f"it ends within {key!r}")
+            position += 8 + length
+    except struct.error as error:  # no whole length is left, or the string before ends after the file
+        raise reader.broken(f"it ends within {key!r}") from error
+    reader.require(position - start, repr(key))
     reader.position = position
-    return strings
+    return GgufStrings(view[start:position], count)
 
 
 def _read_tensor_row(reader: _Reader) -> GgufTensor:

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from store.errors import BrokenFile
-from store.formats.gguf import GgufTensor, read_gguf_header
+from store.formats.gguf import GgufStrings, GgufTensor, read_gguf_header
 
 U8, I32, U32, F32, BOOL, STRING, ARRAY, U64 = 0, 5, 4, 6, 7, 8, 9, 10
 F32_TENSOR, Q4_0_TENSOR = 0, 2
@@ -95,6 +95,43 @@ def test_nested_arrays_and_bytes_that_are_no_utf8(tmp_path: Path) -> None:
     nested = text("x") + struct.pack("<IIQ", ARRAY, ARRAY, 2) + struct.pack("<IQBB", U8, 2, 1, 2) * 2
     odd = text("y") + struct.pack("<IQ", STRING, 1) + b"\xff"
     assert read_gguf_header(write(tmp_path, gguf([nested, odd], []))).metadata == {"x": [[1, 2], [1, 2]], "y": "\ufffd"}
+
+
+def test_strings_are_decoded_when_they_are_asked_for(tmp_path: Path) -> None:
+    items = ["a", "Ġthe", "", "語"]
+    header = read_gguf_header(write(tmp_path, gguf([array("x", STRING, items), array("y", STRING, [])], [])))
+    strings, none = header.metadata["x"], header.metadata["y"]
+    assert isinstance(strings, GgufStrings)
+    assert (list(strings), list(strings), len(strings)) == (items, items, 4)
+    assert "語" in strings and "the" not in strings
+    assert strings == items and strings != items[:3] and strings != "aĠthe語" and none == []
+    assert repr(strings) == "GgufStrings(['a', 'Ġthe', '', '語'])"
+
+
+def test_strings_that_are_no_utf8_are_replaced(tmp_path: Path) -> None:
+    odd = text("x") + struct.pack("<IIQ", ARRAY, STRING, 2) + struct.pack("<Q", 2) + b"\xffa" + text("b")
+    assert read_gguf_header(write(tmp_path, gguf([odd], []))).metadata == {"x": ["\ufffda", "b"]}
+
+
+def test_a_vocabulary_costs_no_more_than_its_bytes_in_the_file(tmp_path: Path) -> None:
+    content = gguf([array("x", STRING, [f"token{number}" for number in range(20_000)])], [])
+    path = write(tmp_path, content)
+    tracemalloc.start()
+    try:
+        header = read_gguf_header(path)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(header.metadata["x"]) == 20_000
+    assert peak_bytes < len(content) + (64 << 10)
+
+
+@pytest.mark.parametrize("lengths", [(0, 5), (5, 0), (12, 0), (0, 1 << 26), (0, (1 << 26) + 1), ((1 << 64) - 8, 0)])
+def test_strings_that_end_after_the_file_are_refused(lengths: tuple[int, int], tmp_path: Path) -> None:
+    """Two lengths in the last 20 bytes of the file: 4 are left for strings."""
+    head = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + text("x") + struct.pack("<IIQ", ARRAY, STRING, 2)
+    with pytest.raises(BrokenFile, match="ends within 'x'"):
+        read_gguf_header(write(tmp_path, head + struct.pack("<QQ", *lengths) + bytes(4)))
 
 
 HUGE = 1 << 62

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from engine.api.errors import BrokenCheckpoint, UnsupportedModel
 from engine.text.gguf_tokenizer import PRE_TOKENIZERS
 from engine.text.tokenizer import Tokenizer, gguf_tokenizer, load_tokenizer
 from store.errors import BrokenFile
+from store.formats.gguf import read_gguf_header
 from tests.fakes.tiny_tokenizers import (
     CHATML,
     CONTROL,
@@ -170,6 +172,30 @@ def test_a_file_on_disk_gives_the_same_tokenizer(tmp_path: Path) -> None:
     assert (tokenizer.vocab_size, tokenizer.bos_token, tokenizer.eos_token) == (269, "<|endoftext|>", "<|endoftext|>")
 
 
+def test_the_strings_of_the_merges_are_never_held_together(tmp_path: Path) -> None:
+    tokens, _ = byte_level_vocabulary()
+    letters = [chr(code) for code in range(ord("A"), ord("Z") + 1)]
+    pairs = [(first, second) for first in letters for second in letters]
+    triples = [(first + second, third) for first, second in pairs[:300] for third in letters]
+    merges = [*pairs, *triples]
+    metadata = byte_level_metadata(
+        tokens=[*tokens, *(left + right for left, right in merges)],
+        merges=[f"{left} {right}" for left, right in merges],
+        token_type=None,
+        add_bos_token=False,
+    )
+    header = read_gguf_header(write_gguf(tmp_path / "large.gguf", metadata))
+    tracemalloc.start()
+    try:
+        tokenizer = gguf_tokenizer(header.metadata)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert tokenizer.encode("ABC") == [len(tokens) + merges.index(("AB", "C"))]
+    # A token is a string, its id and an entry of a dict and of a list; a merge would be three strings and a tuple.
+    assert peak_bytes < 175 * len(merges)
+
+
 def test_a_truncated_file_is_broken(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "tiny.gguf", byte_level_metadata())
     path.write_bytes(path.read_bytes()[:200])
@@ -189,7 +215,9 @@ def test_unknown_kinds_are_unsupported(field: str, value: str | None) -> None:
         (byte_level_metadata(tokens=None), "tokens"),
         (byte_level_metadata(tokens=[1, 2]), "tokens"),
         (byte_level_metadata(merges=None), "merges"),
-        (byte_level_metadata(merges=["nospace"]), "merge"),
+        (byte_level_metadata(merges=["nospace"]), "merge 'nospace' without a second part"),
+        (byte_level_metadata(merges=["h e", " "]), "merge ' ' without a second part"),
+        (byte_level_metadata(merges=[""]), "merge '' without a second part"),
         (byte_level_metadata(merges=["h nowhere"]), "BPE"),
         (byte_level_metadata(token_type=[1]), "token types"),
         (byte_level_metadata(eos_token_id=99999), "eos"),
