@@ -1,10 +1,11 @@
 """The compiled path of an engine on the CPU: which models take it, and what it is made of.
 
-Imports numba only where a model takes it.  Called by `engine.build`; `engine.cpu` does the work.
+Imports the compiled path only where a model takes it.  Called by `engine.build`; `engine.cpu` does the work.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,11 +35,12 @@ _MAX_HEAD_DIM = 256
 
 
 class CompiledPath:
-    """Ops, attention and steps of one packed model."""
+    """Ops, attention and steps of one packed model; compiled kernels are kept in `code_folder`."""
 
-    def __init__(self, config: EngineConfig, ops: CompiledOps, *, is_quantized: bool) -> None:
+    def __init__(self, config: EngineConfig, ops: CompiledOps, code_folder: Path | None, *, is_quantized: bool) -> None:
         self.ops = ops
         self._config = config
+        self._code_folder = code_folder
         self._is_quantized = is_quantized
 
     def cache_dtype(self) -> torch.dtype:
@@ -68,9 +70,18 @@ class CompiledPath:
         spins = config.wait_policy == "spin" or (config.wait_policy == "auto" and size <= share.threads)
         # torch is left with sampling, whose threads would wait on the cores that the team computes on.
         torch.set_num_threads(1)
-        team = Team(size, spins=spins, cpus=share.cores if config.pin_threads else ())
+        folder = self._code_folder
+        team = Team(size, spins=spins, cpus=share.cores if config.pin_threads else (), code_folder=folder)
         log.info("CPU threads: %d of %d cores, %s", size, len(share.cores), "spinning" if spins else "yielding")
-        return RecordedSteps(model, self.ops, attention, rows, team, max_num_batched_tokens=max_num_batched_tokens)
+        return RecordedSteps(
+            model,
+            self.ops,
+            attention,
+            rows,
+            team,
+            max_num_batched_tokens=max_num_batched_tokens,
+            code_folder=folder,
+        )
 
 
 def choose_compiled_path(
@@ -86,12 +97,9 @@ def choose_compiled_path(
     is_quantized = quantizes_weights(checkpoint, config.quantization)
     reason = _why_unsupported(shape, _QUANTIZED_INPUTS_MULTIPLE if is_quantized else _FLOAT_INPUTS_MULTIPLE)
     if reason is None:
-        from engine.cpu.kernel import use_code_cache
         from engine.cpu.ops import CompiledOps
 
-        if folder is not None:
-            use_code_cache(folder)
-        return CompiledPath(config, CompiledOps(), is_quantized=is_quantized)
+        return CompiledPath(config, CompiledOps(), folder, is_quantized=is_quantized)
     if config.quantization == "int8":
         raise UnsupportedModel(f"Quantised weights cannot be used here: {reason}; use --quantization none.")
     log.warning("The model computes without compiled kernels, several times slower, because %s.", reason)
@@ -108,10 +116,10 @@ def _why_unsupported(shape: DecoderConfig, inputs_multiple: int) -> str | None:
             return f"the model's {name}, {size}, is no multiple of {inputs_multiple}"
     if shape.head_dim % _HEAD_MULTIPLE or shape.head_dim > _MAX_HEAD_DIM:
         return f"the model's heads have {shape.head_dim} numbers, and not a multiple of {_HEAD_MULTIPLE} up to 256"
-    try:
-        from engine.cpu.isa import host_isa
-    except ImportError:
+    if importlib.util.find_spec("numba") is None:
         return "numba, which compiles the kernels, is not installed"
+    from engine.cpu.isa import host_isa
+
     if host_isa() is None:
         return "this processor is older than AVX2"
     return None

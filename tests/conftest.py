@@ -12,7 +12,7 @@ import pytest
 # Read when torch is loaded: on cores that others use too, spinning threads make tests take many times as long.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # Kernels for the CPU are compiled once per machine, and not by every daemon that a test starts.
-os.environ.setdefault("NUMBA_CACHE_DIR", str(platformdirs.user_cache_path("quire-tests") / "kernels"))
+os.environ.setdefault("QUIRE_CODE_CACHE", str(platformdirs.user_cache_path("quire-tests") / "kernels"))
 # Read when triton is loaded: without an NVIDIA GPU its kernels run in an interpreter, on the CPU.
 if shutil.which("nvidia-smi") is None:
     os.environ.setdefault("TRITON_INTERPRET", "1")

@@ -18,14 +18,13 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-os.environ.setdefault("NUMBA_CACHE_DIR", str(Path(tempfile.gettempdir()) / "quire-cpu-attention"))
+os.environ.setdefault("QUIRE_CODE_CACHE", str(Path(tempfile.gettempdir()) / "quire-cpu-attention"))
 
 import numpy as np
 import torch
 
 from engine.attention.backend import AttentionSpec, CacheSpec
 from engine.attention.compiled_paged import CompiledPagedAttention
-from engine.cpu.kernel import use_code_cache
 from engine.cpu.program import Capacity, Recorder, Rows
 from engine.cpu.step import NUM_SEQUENCES, NUM_TOKENS, STEP_SIZE
 from engine.cpu.team import Team
@@ -131,7 +130,6 @@ def main() -> None:
     parser.add_argument("--filter", default="", help="only cases with this in their name")
     parser.add_argument("--seconds", type=float, default=1.0, help="for each figure")
     options = parser.parse_args()
-    use_code_cache(Path(os.environ["NUMBA_CACHE_DIR"]))
     team = Team(options.threads)
     results = []
     print(f"{'shape':>10} {'case':<22} {'us':>9} {'GB/s':>7} {'GFLOP/s':>8}")

@@ -16,12 +16,10 @@ import torch
 
 from engine.api.errors import InsufficientMemory
 from engine.attention.backend import AttentionMetadata, AttentionSpec, HeadNorms
-from engine.cpu.attention_kernels import attention_kernel
-from engine.cpu.attention_plan import plan_bytes, plan_kernel
-from engine.cpu.attention_shape import AttentionShape, max_sums
-from engine.cpu.attention_store import store_kernel
+from engine.cpu.activations import LANES
+from engine.cpu.attention_shape import AttentionShape, max_sums, plan_bytes
+from engine.cpu.catalogue import attention_kernel, plan_kernel, store_kernel
 from engine.cpu.isa import host_isa
-from engine.cpu.lanes import LANES
 from engine.cpu.program import Recorder
 from engine.layers.rotary import Rotation
 

@@ -7,15 +7,18 @@ Recorded by `engine.attention.compiled_paged`.
 
 from __future__ import annotations
 
-import functools
 import math
 
 import numba
 import numpy as np
 
+from engine.cpu.activations import LANES
 from engine.cpu.attention_merge import merge_states, scale_row
-from engine.cpu.attention_plan import (
+from engine.cpu.attention_shape import (
+    CHUNK_TOKENS,
+    CHUNK_VECTORS,
     HEADER_BYTES,
+    NEXT_PLACES,
     NUM_PIECES,
     PIECE_CHUNK,
     PIECE_FIELDS,
@@ -24,33 +27,26 @@ from engine.cpu.attention_plan import (
     PIECE_ROW,
     PIECE_START,
     PIECE_TOKENS,
+    AttentionShape,
 )
-from engine.cpu.attention_shape import CHUNK_TOKENS, CHUNK_VECTORS, NEXT_PLACES, AttentionShape
 from engine.cpu.attention_tile import STATISTICS_BYTES, VECTOR_BYTES, attend_chunk
-from engine.cpu.kernel import Kernel, claim
-from engine.cpu.lanes import LANES
-from engine.cpu.memory import fetch_add, float32s, int32s, int64s, read_arguments
+from engine.cpu.kernel import Body
+from engine.cpu.memory import claim, fetch_add, float32s, int32s, int64s, read_arguments
 
 
-@functools.cache
-def attention_kernel(shape: AttentionShape, block_size: int, item_bytes: int) -> Kernel:
+def attention(head_dim: int, group: int, max_sums: int, block_size: int, item_bytes: int) -> Body:
     """Arguments: queries and their stride, output and its stride, keys, values, plan, partial states, counters of
     split tiles, scratch of all threads, block tables and their stride, KV heads, bytes from block to block.
 
     Queries are rotated, [token, head, head_dim]; the output is laid out alike.
     """
-    return _attention_kernel(shape.head_dim, shape.group, shape.max_sums, block_size, item_bytes)
-
-
-def _attention_kernel(head_dim: int, group: int, max_sums: int, block_size: int, item_bytes: int) -> Kernel:
-    """The kernel closes over whole numbers alone, by which numba tells apart what it has cached."""
     shape = AttentionShape(head_dim, group, max_sums)
     num_slabs, tile_heads, tile_rows = shape.num_slabs, shape.tile_heads, shape.tile_rows
     query_bytes, weight_bytes, state_bytes = shape.query_bytes, shape.weight_bytes, shape.state_bytes
     scratch_bytes = shape.scratch_bytes
     has_prompt_tiles = tile_rows > tile_heads
 
-    def attention(arguments, step, rank, size):
+    def kernel(arguments, step, rank, size):
         numbers = read_arguments(arguments, 14)
         queries, query_stride, output, output_stride, keys, values, plan = numbers[:7]
         partials, counters, scratch, tables, table_stride, num_kv_heads, block_bytes = numbers[7:]
@@ -115,10 +111,10 @@ def _attention_kernel(head_dim: int, group: int, max_sums: int, block_size: int,
             _write_rows(state, tokens, num_heads, tile_heads, head_dim, target, output_stride)
             item = claim(arguments)
 
-    return Kernel(attention)
+    return kernel
 
 
-@numba.njit
+@numba.njit(error_model="numpy")
 def _load_queries(source, stride, num_tokens, num_heads, tile, tile_heads, head_dim):
     """Copy queries to a tile, scaled by head_dim^(-1/2) · log2 e."""
     factor = np.float32(math.log2(math.e) / math.sqrt(head_dim))
@@ -128,7 +124,7 @@ def _load_queries(source, stride, num_tokens, num_heads, tile, tile_heads, head_
             scale_row(source + token * stride + head * head_dim * 4, row, factor, head_dim // LANES)
 
 
-@numba.njit
+@numba.njit(error_model="numpy")
 def _find_places(
     table, position, last, keys, values, block_bytes, block_size, key_bytes, value_bytes, places
 ):  # fmt: skip
@@ -155,7 +151,7 @@ def _find_places(
         next_places[index] = keys + block + token % block_size * key_bytes
 
 
-@numba.njit
+@numba.njit(error_model="numpy")
 def _is_last(counter, num_chunks):
     """Whether all other chunks of a tile are done; the counter is then ready for the next layer."""
     is_last = fetch_add(counter, 1) == num_chunks - 1
@@ -164,7 +160,7 @@ def _is_last(counter, num_chunks):
     return is_last
 
 
-@numba.njit
+@numba.njit(error_model="numpy")
 def _write_rows(state, num_tokens, num_heads, tile_heads, head_dim, output, stride):
     """Sums of values divided by sums of weights."""
     sums = float32s(state + VECTOR_BYTES, LANES)

@@ -7,45 +7,31 @@ them.  Results are the same, split or not.  Recorded by `engine.attention.compil
 
 from __future__ import annotations
 
-import functools
-
-from engine.cpu.attention_shape import CHUNK_TOKENS
-from engine.cpu.kernel import Kernel, claim
-from engine.cpu.memory import int32s, int64s, read_arguments
+from engine.cpu.attention_shape import (
+    CHUNK_TOKENS,
+    HEADER_BYTES,
+    NUM_PIECES,
+    PIECE_CHUNK,
+    PIECE_FIELDS,
+    PIECE_FIRST,
+    PIECE_PARTIAL,
+    PIECE_ROW,
+    PIECE_START,
+    PIECE_TOKENS,
+)
+from engine.cpu.kernel import Body
+from engine.cpu.memory import claim, int32s, int64s, read_arguments
 from engine.cpu.step import NUM_SEQUENCES
-
-NUM_PIECES = 0
-"""Where the plan says how many pieces follow its header."""
-HEADER_BYTES = 64
-
-PIECE_ROW = 0
-"""The line of the block tables."""
-PIECE_FIRST = 1
-"""Its first token, among all of the step, ..."""
-PIECE_TOKENS = 2
-PIECE_START = 3
-"""... and that token's position."""
-PIECE_CHUNK = 4
-"""The one chunk of the context that it covers, or -1 for all."""
-PIECE_PARTIAL = 5
-"""Where the states of the tile's chunks begin, in states of one piece; means nothing for all chunks."""
-PIECE_FIELDS = 8
 
 _TILES_PER_THREAD = 8
 """Fewer tiles times KV heads than this, and threads would wait for the one with the longest context."""
 
 
-def plan_bytes(max_tokens: int, max_partials: int) -> int:
-    """What the plan of the largest step takes."""
-    return HEADER_BYTES + 4 * PIECE_FIELDS * (max_tokens + max_partials)
-
-
-@functools.cache
-def plan_kernel(tile_tokens: int) -> Kernel:
+def plan_attention(tile_tokens: int) -> Body:
     """Arguments: sequences, plan, tiles that one piece stands for (KV heads times slabs), states of pieces there are
     room for.  The first thread to come does it."""
 
-    def plan_attention(arguments, step, rank, size):
+    def kernel(arguments, step, rank, size):
         if claim(arguments) != 0:
             return
         sequences, plan, tiles_per_piece, room = read_arguments(arguments, 4)
@@ -79,4 +65,4 @@ def plan_kernel(tile_tokens: int) -> Kernel:
                     num_partials += num_chunks
         int64s(plan, 1)[NUM_PIECES] = num_pieces
 
-    return Kernel(plan_attention)
+    return kernel

@@ -3,14 +3,15 @@
 The query heads of one KV head, of several tokens of one prompt, are the rows of a tile, so that keys and values are
 loaded once for all of them.  Contexts are cut at positions that are multiples of `CHUNK_TOKENS`; each chunk has a
 softmax of its own, and chunks are merged in order, so a row's result depends on its sequence alone.
+The plan that `engine.cpu.attention_plan` makes of a step is laid out here too.  Imports no compiler.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from engine.cpu.activations import LANES
 from engine.cpu.isa import host_isa
-from engine.cpu.lanes import LANES
 
 CHUNK_TOKENS = 256
 CHUNK_VECTORS = CHUNK_TOKENS // LANES
@@ -23,6 +24,29 @@ _WIDE_SUMS = 28
 """Of 32 registers of sixteen lanes each."""
 _NARROW_SUMS = 6
 """Of 16 registers of eight lanes each, or of 32 of four lanes."""
+
+
+NUM_PIECES = 0
+"""Where the plan says how many pieces follow its header."""
+HEADER_BYTES = 64
+
+PIECE_ROW = 0
+"""The line of the block tables."""
+PIECE_FIRST = 1
+"""Its first token, among all of the step, ..."""
+PIECE_TOKENS = 2
+PIECE_START = 3
+"""... and that token's position."""
+PIECE_CHUNK = 4
+"""The one chunk of the context that it covers, or -1 for all."""
+PIECE_PARTIAL = 5
+"""Where the states of the tile's chunks begin, in states of one piece; means nothing for all chunks."""
+PIECE_FIELDS = 8
+
+
+def plan_bytes(max_tokens: int, max_partials: int) -> int:
+    """What the plan of the largest step takes."""
+    return HEADER_BYTES + 4 * PIECE_FIELDS * (max_tokens + max_partials)
 
 
 def max_sums() -> int:

@@ -5,7 +5,6 @@ Queries stay where they are, in the layer's projection.  Recorded by `engine.att
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import Any
 
@@ -15,10 +14,11 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
+from engine.cpu.activations import LANES
 from engine.cpu.attention_tile import VECTOR_BYTES
-from engine.cpu.kernel import Kernel, claim
-from engine.cpu.lanes import FLOATS, HALVES, INT32, LANES, Emitter, Lanes, Loop
-from engine.cpu.memory import float32s, int64s, read_arguments
+from engine.cpu.kernel import Body
+from engine.cpu.lanes import FLOATS, HALVES, INT32, Emitter, Lanes, Loop
+from engine.cpu.memory import claim, float32s, int64s, read_arguments
 from engine.cpu.step import NUM_TOKENS
 
 _MOST_TOKENS = 16
@@ -68,8 +68,7 @@ def _store_head(
     return types.void(item_bytes, item_stride, *[types.int64] * 3), generate
 
 
-@functools.cache
-def store_kernel(head_dim: int, block_size: int, item_bytes: int, has_norms: bool) -> Kernel:
+def store_heads(head_dim: int, block_size: int, item_bytes: int, has_norms: bool) -> Body:
     """Arguments: projection and its stride, cos, sin and their stride, slots, keys, values, norm weights of queries
     and keys, epsilon as float32 bits, heads, KV heads, bytes from block to block.
 
@@ -80,7 +79,7 @@ def store_kernel(head_dim: int, block_size: int, item_bytes: int, has_norms: boo
     num_vectors = head_dim // LANES
     kv_bytes = head_dim * block_size * item_bytes
 
-    def store_heads(arguments, step, rank, size):
+    def kernel(arguments, step, rank, size):
         numbers = read_arguments(arguments, 14)
         projection, stride, cos, sin, table_stride, slots, keys, values = numbers[:8]
         query_norm, key_norm, _, num_heads, num_kv_heads, block_bytes = numbers[8:]
@@ -110,10 +109,10 @@ def store_kernel(head_dim: int, block_size: int, item_bytes: int, has_norms: boo
                     _store_head(item_bytes, 1, value, value_place, num_vectors)
             first = claim(arguments) * chunk
 
-    return Kernel(store_heads)
+    return kernel
 
 
-@numba.njit
+@numba.njit(error_model="numpy")
 def _norm_head(head, weight, eps, head_dim):
     """Root-mean-square norm, in place."""
     values, weights = float32s(head, head_dim), float32s(weight, head_dim)
@@ -123,7 +122,7 @@ def _norm_head(head, weight, eps, head_dim):
         values[index] = values[index] * factor * weights[index]
 
 
-@numba.njit
+@numba.njit(error_model="numpy")
 def _rotate(head, cos, sin, head_dim):
     """Rotate by halves, in place: number i with number i + head_dim / 2."""
     num_pairs = head_dim // 2

@@ -16,8 +16,9 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
+from engine.cpu.activations import LANES
 from engine.cpu.attention_shape import CHUNK_TOKENS, NEXT_PLACES, AttentionShape, max_sums
-from engine.cpu.lanes import INT8, INT32, INT64, INTS, LANES, Emitter, Lanes, Loop
+from engine.cpu.lanes import INT8, INT32, INT64, INTS, Emitter, Lanes, Loop
 
 VECTOR_BYTES = 4 * LANES
 STATISTICS_BYTES = 2 * VECTOR_BYTES

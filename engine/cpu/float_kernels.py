@@ -7,7 +7,6 @@ The counterparts of `engine.cpu.pack_kernels`, `engine.cpu.matrix_kernels` and o
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -18,12 +17,15 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from engine.cpu.float_tile import ACTIVATION_BYTES, GROUP, float_tile, load_number, tiles_at_once, vector_bytes
-from engine.cpu.kernel import Kernel, claim
-from engine.cpu.lanes import LANES, Emitter, Lanes
-from engine.cpu.memory import float32s, int32s, int64s, read_arguments
+from engine.cpu.activations import FLOAT_ACTIVATION_BYTES as ACTIVATION_BYTES
+from engine.cpu.activations import FLOAT_GROUP as GROUP
+from engine.cpu.activations import LANES
+from engine.cpu.float_tile import float_tile, load_number, tiles_at_once, vector_bytes
+from engine.cpu.kernel import Body
+from engine.cpu.lanes import Emitter, Lanes
+from engine.cpu.memory import claim, float32s, int32s, int64s, read_arguments
 from engine.cpu.pack_kernels import add_and_square
-from engine.cpu.row_blocks import block_rows, max_block_rows
+from engine.cpu.row_blocks import block_rows
 from engine.cpu.step import NUM_TOKENS
 
 _TILE_BYTES = 4 * LANES
@@ -38,23 +40,12 @@ _GATE_CHUNK = 32
 Values = Callable[[Emitter, list[ir.Value]], Lanes]
 
 
-def row_bytes(columns: int) -> int:
-    """What one row of packed activations takes."""
-    return columns // GROUP * ACTIVATION_BYTES
-
-
-@functools.cache
-def float_matrix_kernel(number_format: int) -> Kernel:
+def float_matrix(number_format: int, most_rows: int) -> Body:
     """Arguments: activations, weights, bias, output and its stride, groups, tiles, which step number counts rows."""
-    return _float_matrix_kernel(number_format, max_block_rows())
-
-
-def _float_matrix_kernel(number_format: int, most_rows: int) -> Kernel:
-    """The kernel closes over numbers alone, by which numba tells apart what it has cached."""
     group_bytes = GROUP * vector_bytes(number_format)
     wide_1, wide_2, wide_4 = (tiles_at_once(rows, most_rows) for rows in (1, 2, 4))
 
-    def float_matrix(arguments, step, rank, size):
+    def kernel(arguments, step, rank, size):
         activations, weights, bias, output, stride, groups, num_tiles, rows_at = read_arguments(arguments, 8)
         num_rows = int64s(step, 8)[rows_at]
         height = block_rows(num_rows, most_rows)
@@ -96,7 +87,7 @@ def _float_matrix_kernel(number_format: int, most_rows: int) -> Kernel:
                     tile += width
             first = claim(arguments) * chunk
 
-    return Kernel(float_matrix)
+    return kernel
 
 
 def _writer(num_sources: int, values: Values, *, has_factor: bool = False) -> tuple[Any, Any]:
@@ -141,21 +132,17 @@ def _write_gated(typing_context: Any, gate: Any, up: Any, target: Any) -> tuple[
     return _writer(2, gated)
 
 
-@numba.njit
+@numba.njit(error_model="numpy")
 def _place(packed, row, group, num_groups, height):
     """The address of one row's inputs of one group, in packed activations."""
     return packed + ((row // height * num_groups + group) * height + row % height) * ACTIVATION_BYTES
 
 
-@functools.cache
-def norm_kernel() -> Kernel:
+def norm_floats(most_rows: int) -> Body:
     """Root-mean-square norm of a sum.  Arguments: hidden and residual with their strides, the sum and its stride,
     norm weight, epsilon as float32 bits, columns, packed, which step number counts the rows."""
-    return _norm_kernel(max_block_rows())
 
-
-def _norm_kernel(most_rows: int) -> Kernel:
-    def norm_floats(arguments, step, rank, size):
+    def kernel(arguments, step, rank, size):
         numbers = read_arguments(arguments, 11)
         hidden, hidden_stride, residual, residual_stride, total, total_stride = numbers[:6]
         weight, _, columns, packed, rows_at = numbers[6:]
@@ -175,17 +162,13 @@ def _norm_kernel(most_rows: int) -> Kernel:
                 _write_scaled(source + offset, weight + offset, factor, place)
             row = claim(arguments)
 
-    return Kernel(norm_floats)
+    return kernel
 
 
-@functools.cache
-def plain_kernel() -> Kernel:
+def plain_floats(most_rows: int) -> Body:
     """Arguments: source and its stride, columns, packed, which step number counts the rows."""
-    return _plain_kernel(max_block_rows())
 
-
-def _plain_kernel(most_rows: int) -> Kernel:
-    def plain_floats(arguments, step, rank, size):
+    def kernel(arguments, step, rank, size):
         source, stride, columns, packed, rows_at = read_arguments(arguments, 5)
         num_rows = int64s(step, 8)[rows_at]
         height = block_rows(num_rows, most_rows)
@@ -197,17 +180,13 @@ def _plain_kernel(most_rows: int) -> Kernel:
                 _write_plain(source + row * stride + group * GROUP * 4, place)
             row = claim(arguments)
 
-    return Kernel(plain_floats)
+    return kernel
 
 
-@functools.cache
-def gate_kernel() -> Kernel:
-    """silu(gate) · up of [gate, up] side by side.  Arguments as of `plain_kernel`; columns are those of one half."""
-    return _gate_kernel(max_block_rows())
+def gate_floats(most_rows: int) -> Body:
+    """silu(gate) · up of [gate, up] side by side.  Arguments as of `plain_floats`; columns are those of one half."""
 
-
-def _gate_kernel(most_rows: int) -> Kernel:
-    def gate_floats(arguments, step, rank, size):
+    def kernel(arguments, step, rank, size):
         source, stride, columns, packed, rows_at = read_arguments(arguments, 5)
         num_rows = int64s(step, 8)[rows_at]
         height = block_rows(num_rows, most_rows)
@@ -221,11 +200,10 @@ def _gate_kernel(most_rows: int) -> Kernel:
                 _write_gated(gate, gate + columns * 4, _place(packed, row, group, num_groups, height))
             piece = claim(arguments)
 
-    return Kernel(gate_floats)
+    return kernel
 
 
-@functools.cache
-def embed_floats_kernel(number_format: int) -> Kernel:
+def embed_floats(number_format: int) -> Body:
     """Rows of a packed matrix.  Arguments: token ids, weights, groups, output and its stride.
 
     A row's numbers lie a vector apart, so whole cache lines are read for one or two of them: some microseconds per
@@ -234,7 +212,7 @@ def embed_floats_kernel(number_format: int) -> Kernel:
     lane_vector_bytes = vector_bytes(number_format)
     item_bytes = lane_vector_bytes // LANES
 
-    def embed_floats(arguments, step, rank, size):
+    def kernel(arguments, step, rank, size):
         ids, weights, num_groups, output, stride = read_arguments(arguments, 5)
         num_tokens = int64s(step, 8)[NUM_TOKENS]
         token_ids = int32s(ids, num_tokens)
@@ -248,4 +226,4 @@ def embed_floats_kernel(number_format: int) -> Kernel:
                 values[column] = load_number(number_format, place + column * lane_vector_bytes)
             token = claim(arguments)
 
-    return Kernel(embed_floats)
+    return kernel

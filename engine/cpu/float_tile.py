@@ -15,14 +15,12 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from engine.cpu.lanes import FLOAT16, FLOAT32, FLOATS, INT16, INT32, LANES, Emitter, Lanes, Loop
+from engine.cpu.activations import FLOAT_ACTIVATION_BYTES as ACTIVATION_BYTES
+from engine.cpu.activations import FLOAT_GROUP as GROUP
+from engine.cpu.activations import LANES
+from engine.cpu.lanes import FLOAT16, FLOAT32, FLOATS, INT16, INT32, Emitter, Lanes, Loop
 from engine.cpu.matrix_tile import PREFETCH_BYTES
 from engine.layers.packed_floats import FLOAT_DTYPES
-
-GROUP = LANES
-"""Inputs that activations hold side by side; the width of a matrix must be a multiple."""
-ACTIVATION_BYTES = 4 * GROUP
-"""What one row of activations takes per group."""
 
 _FLOAT16, _BFLOAT16 = FLOAT_DTYPES.index(torch.float16), FLOAT_DTYPES.index(torch.bfloat16)
 """Kernels know a format by its place in `FLOAT_DTYPES`."""

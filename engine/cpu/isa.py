@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
+import os
 import platform
 from dataclasses import dataclass
 from typing import Literal
 
 import llvmlite.binding
-from numba.core import config
 
 DotProduct = Literal["vnni512", "vnni256", "maddubs", "usdot", "widening"]
 
@@ -36,11 +36,26 @@ def choose_isa(machine: str, features: frozenset[str]) -> Isa | None:
     return Isa("vnni256" if "avxvnni" in features else "maddubs", 4)
 
 
+@dataclass(frozen=True, slots=True)
+class HostCpu:
+    """What code is compiled for, in LLVM's words; `features` is "+present,-absent,..."."""
+
+    name: str
+    features: str
+
+
+@functools.cache
+def host_cpu() -> HostCpu:
+    """This processor, or the one that `NUMBA_CPU_NAME` and `NUMBA_CPU_FEATURES` put in its place, as numba has it."""
+    name = os.environ.get("NUMBA_CPU_NAME")
+    features = os.environ.get("NUMBA_CPU_FEATURES", "" if name and name.lower() == "generic" else None)
+    if features is None:
+        features = llvmlite.binding.get_host_cpu_features().flatten()
+    return HostCpu(name or llvmlite.binding.get_host_cpu_name(), features)
+
+
 @functools.cache
 def host_isa() -> Isa | None:
-    """The way of the processor numba compiles for, which `NUMBA_CPU_FEATURES` may have narrowed."""
-    if config.CPU_FEATURES is not None:
-        names = {entry[1:] for entry in config.CPU_FEATURES.split(",") if entry.startswith("+")}
-    else:
-        names = {name for name, present in llvmlite.binding.get_host_cpu_features().items() if present}
+    """The way of the processor that kernels are compiled for."""
+    names = {entry[1:] for entry in host_cpu().features.split(",") if entry.startswith("+")}
     return choose_isa(platform.machine(), frozenset(names))

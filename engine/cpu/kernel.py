@@ -1,57 +1,38 @@
-"""`Kernel`: one compiled function of a program, and where compiled code is kept between starts.
+"""`Kernel`: one function of a program, named, so that it need not be compiled where it was compiled before.
 
-Every kernel has the C signature `void (arguments, step, rank, team_size)`, all int64: `arguments` is the
-address of the instruction's own int64 numbers (`engine.cpu.program`), `step` of the step's
-(`engine.cpu.step`).  All threads of the team call it; together they do the work once.
+Every kernel of a program has the C signature `void (arguments, step, rank, team_size)`, all int64: `arguments` is the
+address of the instruction's own int64 numbers (`engine.cpu.program`), `step` of the step's (`engine.cpu.step`).  All
+threads of the team call it; together they do the work once.  `engine.cpu.catalogue` lists the kernels,
+`engine.cpu.code_cache` gives their addresses.
 """
 
 from __future__ import annotations
 
-import functools
-import hashlib
-import os
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Callable
+from dataclasses import dataclass
 
-import numba
-from numba import cfunc, types
+ENTRY = "kernel"
+"""The one symbol that a kernel's object code defines for others."""
 
-from engine.cpu.memory import fetch_add
-
-Body = Callable[[int, int, int, int], None]
-_SIGNATURE = types.void(types.int64, types.int64, types.int64, types.int64)
+Body = Callable[..., None]
+"""What is compiled: a function of int64 numbers that returns nothing."""
 
 
+@dataclass(frozen=True, slots=True)
 class Kernel:
-    """Compiled when its address is first asked for, or read from the cache."""
+    """The body that `factory`, a function of the module, makes of `constants`, which are known when it is compiled."""
 
-    def __init__(self, body: Body) -> None:
-        self.name = body.__name__
-        self._body = body
-
-    @functools.cached_property
-    def _compiled(self):
-        return cfunc(_SIGNATURE, cache=bool(numba.config.CACHE_DIR))(self._body)
+    module: str
+    factory: str
+    constants: tuple[int, ...] = ()
+    num_parameters: int = 4
 
     @property
-    def address(self) -> int:
-        return int(self._compiled.address)
+    def name(self) -> str:
+        return self.factory
 
-
-def use_code_cache(folder: Path, environ: Mapping[str, str] = os.environ) -> None:
-    """Keep compiled kernels in `folder` from now on, apart for every state of this package's sources.
-
-    numba notices a change of the file that holds a kernel, but not of the files that it uses.  Its own variable,
-    NUMBA_CACHE_DIR, goes before `folder`.
-    """
-    sources = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.rglob("*.py")):
-        sources.update(path.read_bytes())
-    root = Path(environ.get("NUMBA_CACHE_DIR") or folder)
-    numba.config.CACHE_DIR = str(root / sources.hexdigest()[:16])
-
-
-@numba.njit
-def claim(arguments):
-    """The number of the next piece of the instruction's work: 0, 1, ... over all threads."""
-    return fetch_add(arguments, 1)
+    @property
+    def file_name(self) -> str:
+        """Tells kernels apart on disk."""
+        numbers = "".join(f"-{int(constant)}" for constant in self.constants)
+        return f"{self.module.rpartition('.')[2]}.{self.factory}{numbers}.o"

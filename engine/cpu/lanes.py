@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from llvmlite import ir
 
-LANES = 16
+from engine.cpu.activations import LANES
 
 INT8, INT16, INT32, INT64 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64)
 FLOAT16, FLOAT32 = ir.HalfType(), ir.FloatType()

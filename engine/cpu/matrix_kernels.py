@@ -6,13 +6,11 @@ the chunk's weights are read from memory once.  Recorded by `engine.cpu.ops`.
 
 from __future__ import annotations
 
-import functools
-
-from engine.cpu.kernel import Kernel, claim
-from engine.cpu.lanes import LANES
-from engine.cpu.matrix_tile import ACTIVATION_BYTES, matrix_tile, weight_bytes
-from engine.cpu.memory import int64s, read_arguments
-from engine.cpu.row_blocks import block_rows, max_block_rows
+from engine.cpu.activations import ACTIVATION_BYTES, LANES
+from engine.cpu.kernel import Body
+from engine.cpu.matrix_tile import matrix_tile, weight_bytes
+from engine.cpu.memory import claim, int64s, read_arguments
+from engine.cpu.row_blocks import block_rows
 
 _TILE_BYTES = 4 * LANES
 _CHUNKS_PER_THREAD = 2
@@ -20,13 +18,11 @@ _CHUNK_BYTES = 1 << 19
 """The most weights a chunk has, so that they stay in a second-level cache."""
 
 
-@functools.cache
-def matrix_kernel(bits: int) -> Kernel:
+def matrix(bits: int, most_rows: int) -> Body:
     """Arguments: activations, weights, bias, output and its stride, groups, tiles, which step number counts rows."""
     group_bytes = weight_bytes(bits)
-    most_rows = max_block_rows()
 
-    def matrix(arguments, step, rank, size):
+    def kernel(arguments, step, rank, size):
         activations, weights, bias, output, stride, groups, num_tiles, rows_at = read_arguments(arguments, 8)
         num_rows = int64s(step, 8)[rows_at]
         height = block_rows(num_rows, most_rows)
@@ -53,4 +49,4 @@ def matrix_kernel(bits: int) -> Kernel:
                         matrix_tile(16, bits, block, values, added, place, stride, groups)
             first = claim(arguments) * chunk
 
-    return Kernel(matrix)
+    return kernel

@@ -15,13 +15,11 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
+from engine.cpu.activations import ACTIVATION_BYTES, GROUP, LANES
 from engine.cpu.isa import host_isa
-from engine.cpu.lanes import BYTES, INT8, INT16, INT32, INTS, LANES, Emitter, Lanes, Loop
+from engine.cpu.lanes import BYTES, INT8, INT16, INT32, INTS, Emitter, Lanes, Loop
 
-GROUP = 32
 QUADS = GROUP // 4
-ACTIVATION_BYTES = GROUP + 4 + 4
-"""What one row of activations takes per group: codes, scale, scaled sum."""
 
 PREFETCH_BYTES = 4096
 """How far ahead weights are fetched: reading them is what a decode step waits for, and the processor's own

@@ -111,6 +111,12 @@ def fetch_add(typing_context: Any, address: Any, amount: Any) -> _Typing:
     return types.int64(types.int64, types.int64), generate
 
 
+@njit
+def claim(arguments):
+    """The number of the next piece of an instruction's work: 0, 1, ... over all threads."""
+    return fetch_add(arguments, 1)
+
+
 @intrinsic
 def compare_exchange(typing_context: Any, address: Any, expected: Any, value: Any) -> _Typing:
     """Put `value` in place of the int64 at `address` if it is `expected`, in one order for all threads."""

@@ -13,14 +13,9 @@ from contextlib import contextmanager
 
 import torch
 
-from engine.cpu import float_kernels
-from engine.cpu.float_tile import GROUP as FLOAT_GROUP
-from engine.cpu.matrix_kernels import matrix_kernel
-from engine.cpu.matrix_tile import GROUP
-from engine.cpu.pack_kernels import gate_pack_kernel, norm_pack_kernel, pack_kernel
+from engine.cpu import catalogue
+from engine.cpu.activations import FLOAT_GROUP, GROUP, float_row_bytes, packed_row_bytes
 from engine.cpu.program import Recorder, Scratch
-from engine.cpu.row_blocks import packed_row_bytes
-from engine.cpu.row_kernels import add_kernel, embed_packed_kernel, rotation_kernel
 from engine.layers.packed_floats import FLOAT_DTYPES, FloatMatrix
 from engine.layers.packed_weight import PackedMatrix, PackedWeight
 
@@ -45,9 +40,9 @@ class CompiledOps:
         (matrix,) = weight.segments
         output = recorder.buffer(weight.in_features)
         if isinstance(matrix, PackedMatrix):
-            kernel = embed_packed_kernel(matrix.bits)
+            kernel = catalogue.embed_packed_kernel(matrix.bits)
         else:
-            kernel = float_kernels.embed_floats_kernel(_format(matrix))
+            kernel = catalogue.embed_floats_kernel(_format(matrix))
         recorder.add(
             kernel,
             recorder.address(token_ids),
@@ -74,7 +69,7 @@ class CompiledOps:
         nothing = recorder.zeros(4 * columns + 4 * GROUP)
         total = recorder.buffer(columns, rows)
         recorder.add(
-            norm_pack_kernel() if weight.is_quantized else float_kernels.norm_kernel(),
+            catalogue.norm_pack_kernel() if weight.is_quantized else catalogue.norm_floats_kernel(),
             recorder.address(hidden),
             recorder.stride(hidden),
             nothing if residual is None else recorder.address(residual),
@@ -94,7 +89,7 @@ class CompiledOps:
         rows = recorder.rows(hidden)
         packed = recorder.scratch(_activation_bytes(weight), rows)
         source = recorder.address(hidden), recorder.stride(hidden)
-        kernel = pack_kernel() if weight.is_quantized else float_kernels.plain_kernel()
+        kernel = catalogue.pack_kernel() if weight.is_quantized else catalogue.plain_floats_kernel()
         recorder.add(kernel, *source, weight.in_features, packed.address, rows)
         return self._multiply(packed, rows, weight, bias)
 
@@ -103,7 +98,7 @@ class CompiledOps:
         rows = recorder.rows(gate_up)
         packed = recorder.scratch(_activation_bytes(weight), rows)
         source = recorder.address(gate_up), recorder.stride(gate_up)
-        kernel = gate_pack_kernel() if weight.is_quantized else float_kernels.gate_kernel()
+        kernel = catalogue.gate_pack_kernel() if weight.is_quantized else catalogue.gate_floats_kernel()
         recorder.add(kernel, *source, weight.in_features, packed.address, rows)
         return self._multiply(packed, rows, weight, bias)
 
@@ -112,7 +107,7 @@ class CompiledOps:
         rows, columns = recorder.rows(hidden), hidden.shape[1]
         total = recorder.buffer(columns, rows)
         places = ((recorder.address(handle), recorder.stride(handle)) for handle in (hidden, residual, total))
-        recorder.add(add_kernel(), *itertools.chain(*places), columns, rows)
+        recorder.add(catalogue.add_kernel(), *itertools.chain(*places), columns, rows)
         return total
 
     def rotation_tables(
@@ -122,7 +117,7 @@ class CompiledOps:
         num_pairs = len(inverse_frequencies)
         cos, sin = recorder.buffer(num_pairs), recorder.buffer(num_pairs)
         recorder.add(
-            rotation_kernel(),
+            catalogue.rotation_kernel(),
             recorder.address(positions),
             recorder.address(inverse_frequencies),
             _float_bits(scale),
@@ -141,9 +136,9 @@ class CompiledOps:
         offset = 0
         for matrix in weight.segments:
             if isinstance(matrix, PackedMatrix):
-                kernel = matrix_kernel(matrix.bits)
+                kernel = catalogue.matrix_kernel(matrix.bits)
             else:
-                kernel = float_kernels.float_matrix_kernel(_format(matrix))
+                kernel = catalogue.float_matrix_kernel(_format(matrix))
             recorder.add(
                 kernel,
                 packed.address,
@@ -175,7 +170,7 @@ def _activation_bytes(weight: PackedWeight) -> int:
     if weight.is_quantized:
         return packed_row_bytes(weight.in_features)
     assert weight.in_features % FLOAT_GROUP == 0, "the kernels read whole groups"
-    return float_kernels.row_bytes(weight.in_features)
+    return float_row_bytes(weight.in_features)
 
 
 def _format(matrix: FloatMatrix) -> int:

@@ -7,7 +7,6 @@ Recorded by `engine.cpu.ops`.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -17,11 +16,11 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from engine.cpu.kernel import Kernel, claim
-from engine.cpu.lanes import FLOAT32, FLOATS, INT8, LANES, Emitter, Lanes
-from engine.cpu.matrix_tile import GROUP
-from engine.cpu.memory import float32s, int64s, read_arguments
-from engine.cpu.row_blocks import block_rows, group_place, max_block_rows
+from engine.cpu.activations import GROUP, LANES
+from engine.cpu.kernel import Body
+from engine.cpu.lanes import FLOAT32, FLOATS, INT8, Emitter, Lanes
+from engine.cpu.memory import claim, float32s, int64s, read_arguments
+from engine.cpu.row_blocks import block_rows, group_place
 
 _HALF_BYTES = 4 * LANES
 _GATE_CHUNK = 16
@@ -113,16 +112,14 @@ def add_and_square(typing_context: Any, left: Any, right: Any, total: Any, num_v
     return types.float32(*[types.int64] * 4), generate
 
 
-@functools.cache
-def norm_pack_kernel() -> Kernel:
+def norm_pack(most_rows: int) -> Body:
     """Root-mean-square norm of a sum.  Arguments: hidden and residual with their strides, the sum and its stride,
     norm weight, epsilon as float32 bits, columns, packed, which step number counts the rows.
 
     The buffers' rows are padded to 16 columns with zeros, which the mean leaves out.
     """
-    most_rows = max_block_rows()
 
-    def norm_pack(arguments, step, rank, size):
+    def kernel(arguments, step, rank, size):
         numbers = read_arguments(arguments, 11)
         hidden, hidden_stride, residual, residual_stride, total, total_stride = numbers[:6]
         weight, _, columns, packed, rows_at = numbers[6:]
@@ -143,15 +140,13 @@ def norm_pack_kernel() -> Kernel:
                 pack_scaled(place + offset, weight + offset, factor, codes, scale, scaled_sum)
             row = claim(arguments)
 
-    return Kernel(norm_pack)
+    return kernel
 
 
-@functools.cache
-def pack_kernel() -> Kernel:
+def pack(most_rows: int) -> Body:
     """Arguments: source and its stride, columns, packed, which step number counts the rows."""
-    most_rows = max_block_rows()
 
-    def pack(arguments, step, rank, size):
+    def kernel(arguments, step, rank, size):
         source, stride, columns, packed, rows_at = read_arguments(arguments, 5)
         num_rows = int64s(step, 8)[rows_at]
         height = block_rows(num_rows, most_rows)
@@ -163,15 +158,13 @@ def pack_kernel() -> Kernel:
                 pack_plain(source + row * stride + group * GROUP * 4, codes, scale, scaled_sum)
             row = claim(arguments)
 
-    return Kernel(pack)
+    return kernel
 
 
-@functools.cache
-def gate_pack_kernel() -> Kernel:
-    """silu(gate) · up of [gate, up] side by side.  Arguments as of `pack_kernel`; columns are those of one half."""
-    most_rows = max_block_rows()
+def gate_pack(most_rows: int) -> Body:
+    """silu(gate) · up of [gate, up] side by side.  Arguments as of `pack`; columns are those of one half."""
 
-    def gate_pack(arguments, step, rank, size):
+    def kernel(arguments, step, rank, size):
         source, stride, columns, packed, rows_at = read_arguments(arguments, 5)
         num_rows = int64s(step, 8)[rows_at]
         height = block_rows(num_rows, most_rows)
@@ -186,4 +179,4 @@ def gate_pack_kernel() -> Kernel:
                 pack_gated(gate, gate + columns * 4, codes, scale, scaled_sum)
             piece = claim(arguments)
 
-    return Kernel(gate_pack)
+    return kernel

@@ -11,12 +11,14 @@ from __future__ import annotations
 import ctypes
 import weakref
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
 
+from engine.cpu.activations import LANES
+from engine.cpu.code_cache import kernel_address
 from engine.cpu.kernel import Kernel
-from engine.cpu.lanes import LANES
 from engine.cpu.step import NUM_SAMPLES, NUM_TOKENS, SAMPLE_FIELDS, SEQUENCE_FIELDS
 from engine.cpu.team import CLAIMED, INSIDE, PROGRAM_COLUMNS, Team
 
@@ -57,14 +59,17 @@ class Program:
     `cycles` is None, or what each instruction has taken in all runs since it was set, int64 [instructions].
     """
 
-    def __init__(self, instructions: list[tuple[Kernel, tuple[int, ...]]], memory: list[object]) -> None:
+    def __init__(
+        self, instructions: list[tuple[Kernel, tuple[int, ...]]], memory: list[object], code_folder: Path | None
+    ) -> None:
         self.names = tuple(kernel.name for kernel, _ in instructions)
         self.cycles: np.ndarray | None = None
         self._arguments = np.zeros((len(instructions), ARGUMENTS), dtype=np.int64)
         self._instructions = np.zeros((len(instructions), PROGRAM_COLUMNS), dtype=np.int64)
         for index, (kernel, arguments) in enumerate(instructions):
             self._arguments[index, 1 : 1 + len(arguments)] = arguments
-            self._instructions[index] = kernel.address, self._arguments[index].ctypes.data
+            address = kernel_address(kernel, code_folder)
+            self._instructions[index] = address, self._arguments[index].ctypes.data
         self._memory = memory
 
     def __len__(self) -> int:
@@ -81,10 +86,10 @@ class Recorder:
 
     `sequences` int32 [max_sequences, 4], `token_ids` and `positions` int32 [max_tokens], `slots` int64 [max_tokens]
     and `samples` int32 [max_samples, 2] are addresses (`engine.cpu.step` says what is in them); `token_id_handle` and
-    `position_handle` stand for two of them in a model's forward.
+    `position_handle` stand for two of them in a model's forward.  `code_folder` keeps compiled kernels between starts.
     """
 
-    def __init__(self, capacity: Capacity, rows: Rows, team_size: int) -> None:
+    def __init__(self, capacity: Capacity, rows: Rows, team_size: int, code_folder: Path | None = None) -> None:
         self.max_tokens = _round_up(capacity.max_tokens, LANES)
         self.max_sequences = capacity.max_sequences
         self.max_samples = _round_up(capacity.max_samples, LANES)
@@ -93,6 +98,7 @@ class Recorder:
         self.block_table_stride = rows.block_table_stride
         self.row_token_ids = rows.token_ids
         self.row_token_id_stride = rows.token_id_stride
+        self._code_folder = code_folder
         self._memory: list[object] = []
         self._instructions: list[tuple[Kernel, tuple[int, ...]]] = []
         self._buffers: dict[int, _Buffer] = {}
@@ -165,7 +171,7 @@ class Recorder:
 
     def finish(self) -> Program:
         """What was recorded."""
-        return Program(self._instructions, self._memory)
+        return Program(self._instructions, self._memory, self._code_folder)
 
     def view(self, handle: torch.Tensor) -> torch.Tensor:
         """The memory of a buffer, as float32 of the handle's shape."""

@@ -8,35 +8,22 @@ from __future__ import annotations
 
 import numba
 
-from engine.cpu.isa import host_isa
-from engine.cpu.matrix_tile import ACTIVATION_BYTES, GROUP
+from engine.cpu.activations import ACTIVATION_BYTES, GROUP
 
 
-def max_block_rows() -> int:
-    """The height of a block in a step of many rows."""
-    isa = host_isa()
-    assert isa is not None, "this processor is not served"
-    return isa.tile_rows
-
-
-@numba.njit
+@numba.njit(error_model="numpy")
 def block_rows(num_rows, most):
-    """The height of the blocks of a step of `num_rows`, at most `most` (`max_block_rows`)."""
+    """The height of the blocks of a step of `num_rows`, at most `most` (`engine.cpu.activations.max_block_rows`)."""
     height = 1
     while height < num_rows and height < most:
         height *= 2
     return height
 
 
-@numba.njit
+@numba.njit(error_model="numpy")
 def group_place(packed, row, group, num_groups, height):
     """Addresses of one row's codes, scale and scaled sum for one group, in packed activations."""
     block, lane = row // height, row % height
     record = packed + (block * num_groups + group) * height * ACTIVATION_BYTES
     scales = record + height * GROUP
     return record + lane * GROUP, scales + 4 * lane, scales + 4 * (height + lane)
-
-
-def packed_row_bytes(columns: int) -> int:
-    """What one row of packed activations takes."""
-    return -(-columns // GROUP) * ACTIVATION_BYTES

@@ -7,7 +7,6 @@ Recorded by `engine.cpu.ops` and `engine.runner.recorded_steps`.
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import Any
 
@@ -17,10 +16,11 @@ from numba import types
 from numba.extending import intrinsic
 
 from engine.cpu import step as numbers_of_step
-from engine.cpu.kernel import Kernel, claim
-from engine.cpu.lanes import FLOATS, LANES, Emitter, Lanes, Loop
-from engine.cpu.matrix_tile import GROUP, weight_bytes
-from engine.cpu.memory import float32s, int32s, int64s, load_half, read_arguments, uint8s
+from engine.cpu.activations import GROUP, LANES
+from engine.cpu.kernel import Body
+from engine.cpu.lanes import FLOATS, Emitter, Lanes, Loop
+from engine.cpu.matrix_tile import weight_bytes
+from engine.cpu.memory import claim, float32s, int32s, int64s, load_half, read_arguments, uint8s
 
 NUM_TOKENS, NUM_SEQUENCES, NUM_SAMPLES = (
     numbers_of_step.NUM_TOKENS,
@@ -29,12 +29,11 @@ NUM_TOKENS, NUM_SEQUENCES, NUM_SAMPLES = (
 )
 
 
-@functools.cache
-def gather_kernel(block_size: int) -> Kernel:
+def gather(block_size: int) -> Body:
     """Arguments: sequences, row token ids and their stride, block tables and their stride, then what is written:
     token ids, positions, slots.  One thread does it, a microsecond for a hundred tokens."""
 
-    def gather(arguments, step, rank, size):
+    def kernel(arguments, step, rank, size):
         if claim(arguments) != 0:
             return
         sequences, known, known_stride, tables, table_stride, ids, places, slots = read_arguments(arguments, 8)
@@ -55,16 +54,15 @@ def gather_kernel(block_size: int) -> Kernel:
                 block = np.int64(table[position // block_size])
                 slot_mapping[first + index] = block * block_size + position % block_size
 
-    return Kernel(gather)
+    return kernel
 
 
-@functools.cache
-def embed_packed_kernel(bits: int) -> Kernel:
+def embed_packed(bits: int) -> Body:
     """Rows of a packed matrix.  Arguments: token ids, weights, groups, output and its stride."""
     group_bytes = weight_bytes(bits)
     code_bytes = LANES * GROUP * bits // 8
 
-    def embed_packed(arguments, step, rank, size):
+    def kernel(arguments, step, rank, size):
         ids, weights, num_groups, output, stride = read_arguments(arguments, 5)
         num_tokens = int64s(step, 8)[NUM_TOKENS]
         token_ids = int32s(ids, num_tokens)
@@ -88,15 +86,14 @@ def embed_packed_kernel(bits: int) -> Kernel:
                     values[group * GROUP + index] = scale * np.float32(code) + minimum
             token = claim(arguments)
 
-    return Kernel(embed_packed)
+    return kernel
 
 
-@functools.cache
-def rotation_kernel() -> Kernel:
+def rotation() -> Body:
     """Arguments: positions, radians per position float32 [pairs], scale as float32 bits, pairs, then what is
     written: cos and sin with their common stride."""
 
-    def rotation(arguments, step, rank, size):
+    def kernel(arguments, step, rank, size):
         places, frequencies, _, num_pairs, cos, sin, stride = read_arguments(arguments, 7)
         scale = float32s(arguments + 8 * 3, 1)[0]
         num_tokens = int64s(step, 8)[NUM_TOKENS]
@@ -113,14 +110,13 @@ def rotation_kernel() -> Kernel:
                 sines[pair] = np.float32(math.sin(angle)) * scale
             token = claim(arguments)
 
-    return Kernel(rotation)
+    return kernel
 
 
-@functools.cache
-def add_kernel() -> Kernel:
+def add() -> Body:
     """Arguments: left and right with their strides, the sum and its stride, columns, which step number counts rows."""
 
-    def add(arguments, step, rank, size):
+    def kernel(arguments, step, rank, size):
         left, left_stride, right, right_stride, total, total_stride, columns, rows_at = read_arguments(arguments, 8)
         num_rows = int64s(step, 8)[rows_at]
         row = claim(arguments)
@@ -132,14 +128,13 @@ def add_kernel() -> Kernel:
                 totals[column] = lefts[column] + rights[column]
             row = claim(arguments)
 
-    return Kernel(add)
+    return kernel
 
 
-@functools.cache
-def select_rows_kernel() -> Kernel:
+def select_rows() -> Body:
     """Arguments: sample records, source and its stride, output and its stride, columns."""
 
-    def select_rows(arguments, step, rank, size):
+    def kernel(arguments, step, rank, size):
         samples, source, stride, output, output_stride, columns = read_arguments(arguments, 6)
         num_samples = int64s(step, 8)[NUM_SAMPLES]
         records = int32s(samples, (num_samples, 2))
@@ -151,7 +146,7 @@ def select_rows_kernel() -> Kernel:
                 chosen[column] = values[column]
             sample = claim(arguments)
 
-    return Kernel(select_rows)
+    return kernel
 
 
 @intrinsic
@@ -169,15 +164,14 @@ def _largest(typing_context: Any, values: Any, num_vectors: Any) -> tuple[Any, A
     return types.float32(types.int64, types.int64), generate
 
 
-@functools.cache
-def likeliest_kernel() -> Kernel:
+def likeliest() -> Body:
     """The first of the largest scores of every sample, which becomes the next token of its row.
 
     Arguments: scores and their stride, columns, output int64 [N], sample records, positions, row token ids, their
     stride and number per row.
     """
 
-    def likeliest(arguments, step, rank, size):
+    def kernel(arguments, step, rank, size):
         scores, stride, columns, output, samples, places, known, known_stride, row_length = read_arguments(arguments, 9)
         num_samples = int64s(step, 8)[NUM_SAMPLES]
         records = int32s(samples, (num_samples, 2))
@@ -200,4 +194,4 @@ def likeliest_kernel() -> Kernel:
                 int32s(known + row * known_stride, row_length)[position] = best
             sample = claim(arguments)
 
-    return Kernel(likeliest)
+    return kernel

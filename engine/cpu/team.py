@@ -7,34 +7,28 @@ Between programs the threads sleep, so an idle engine costs no CPU.  Within one,
 piece spin, since that takes microseconds, and give way after a while.  There is no pause instruction in the spin:
 under a hypervisor that watches for it, each wait cost 30 microseconds.
 
-Used by `engine.cpu.program`.
+`engine.cpu.team_loop` is what the threads run, without the interpreter's lock.  Used by `engine.cpu.program`.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 
-import numba
 import numpy as np
 
-from engine.cpu.memory import (
-    call_kernel,
-    compare_exchange,
-    fetch_add,
-    give_way,
-    int64s,
-    load_shared,
-    read_cycles,
-)
+from engine.cpu.catalogue import join_kernel, lead_kernel
+from engine.cpu.code_cache import kernel_address
 
 PROGRAM_COLUMNS = 2
 """An instruction is the address of its kernel and that of its arguments."""
 CLAIMED, INSIDE = 0, 15
 """Of an instruction's arguments: how many pieces of work are claimed, and how many threads run its kernel."""
 
-_CURRENT, _OPEN, _MEMBERS, _SHARED_NUMBERS = 0, 8, 16, 24
+CURRENT, OPEN, MEMBERS, SHARED_NUMBERS = 0, 8, 16, 24
 """What the threads share, on a cache line each: the instruction they are at, which program runs (0: none), and how
 many threads beside the first are in it."""
 
@@ -42,80 +36,25 @@ LONG_PATIENCE = 20_000
 """How often a thread that spins looks before it gives way after all: some tens of microseconds."""
 SHORT_PATIENCE = 100
 
-
-def _run(program, count, step, shared, patience, cycles, rank, size):
-    """Run the instructions that are left, as thread `rank` of `size`.
-
-    A waiting thread looks `patience` times before it gives way.  Where `cycles` is not 0, the first thread adds what
-    each instruction took, waiting included, to int64s there.
-    """
-    instructions = int64s(program, (count, PROGRAM_COLUMNS))
-    current = shared + 8 * _CURRENT
-    is_timing = cycles != 0 and rank == 0
-    started = read_cycles() if is_timing else 0
-    index = load_shared(current)
-    while index < count:
-        arguments = instructions[index, 1]
-        inside = arguments + 8 * INSIDE
-        fetch_add(inside, 1)
-        call_kernel(instructions[index, 0], arguments, step, rank, size)
-        fetch_add(inside, -1)
-        looks = 0
-        # A kernel returns when all is claimed, and whoever claims is inside.
-        while load_shared(inside) > 0 and load_shared(current) == index:
-            looks += 1
-            if looks == patience:
-                give_way()
-                looks = 0
-        compare_exchange(current, index, index + 1)
-        if is_timing:
-            now = read_cycles()
-            int64s(cycles, count)[index] += now - started
-            started = now
-        index = load_shared(current)
-
-
-def _join(program, count, step, shared, patience, turn, rank, size):
-    """Help with program number `turn`, unless it is over."""
-    members = shared + 8 * _MEMBERS
-    fetch_add(members, 1)
-    if load_shared(shared + 8 * _OPEN) == turn:
-        _run_compiled(program, count, step, shared, patience, 0, rank, size)
-    fetch_add(members, -1)
-
-
-def _lead(program, count, step, shared, patience, turn, cycles, size):
-    """Run program number `turn` as the first thread; returns when nobody is in it any more."""
-    numbers = int64s(shared, _SHARED_NUMBERS)
-    numbers[_CURRENT] = 0
-    fetch_add(shared + 8 * _OPEN, turn)
-    _run_compiled(program, count, step, shared, patience, cycles, 0, size)
-    fetch_add(shared + 8 * _OPEN, -turn)
-    looks = 0
-    while load_shared(shared + 8 * _MEMBERS) > 0:
-        looks += 1
-        if looks == patience:
-            give_way()
-            looks = 0
-
-
-_run_compiled = numba.njit(_run)
+_LOOP = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 8)
 
 
 class Team:
     """`size` threads, the caller's among them.
 
     `spins`: whether those that wait keep their core.  `cpus` pins each to one CPU, where the system allows that.
+    `code_folder` keeps the compiled loop between starts.
     """
 
-    def __init__(self, size: int, *, spins: bool = True, cpus: Sequence[int] = ()) -> None:
+    def __init__(
+        self, size: int, *, spins: bool = True, cpus: Sequence[int] = (), code_folder: Path | None = None
+    ) -> None:
         self.size = size
         self._patience = LONG_PATIENCE if spins else SHORT_PATIENCE
-        self._shared = np.zeros(_SHARED_NUMBERS, dtype=np.int64)
+        self._shared = np.zeros(SHARED_NUMBERS, dtype=np.int64)
         self._turn = 0
-        compiled = numba.njit(nogil=True, cache=bool(numba.config.CACHE_DIR))
-        self._lead = compiled(_lead)
-        self._join = compiled(_join)
+        self._lead = _LOOP(kernel_address(lead_kernel(), code_folder))
+        self._join = _LOOP(kernel_address(join_kernel(), code_folder))
         self._job: tuple[int, ...] | None = None
         self._wake = [threading.Semaphore(0) for _ in range(1, size)]
         if cpus:

@@ -7,14 +7,16 @@ samples otherwise takes the logits and overwrites it.  Called by `engine.runner.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import torch
 
 from engine.attention.compiled_paged import CompiledPagedAttention
 from engine.core.batch import ScheduledBatch
+from engine.cpu.catalogue import gather_kernel, likeliest_kernel, select_rows_kernel
 from engine.cpu.ops import CompiledOps
 from engine.cpu.program import Capacity, Recorder, Rows
-from engine.cpu.row_kernels import gather_kernel, likeliest_kernel, select_rows_kernel
 from engine.cpu.step import NUM_DECODES, NUM_SAMPLES, STEP_SIZE
 from engine.cpu.team import Team
 from engine.models.decoder import DecoderModel
@@ -22,7 +24,10 @@ from engine.runner.rows import RowTable
 
 
 class RecordedSteps:
-    """The program of one model over one row table and one KV cache, which must stay where they are."""
+    """The program of one model over one row table and one KV cache, which must stay where they are.
+
+    `code_folder` keeps compiled kernels between starts.
+    """
 
     has_wanted = False
 
@@ -35,10 +40,11 @@ class RecordedSteps:
         team: Team,
         *,
         max_num_batched_tokens: int,
+        code_folder: Path | None = None,
     ) -> None:
         max_num_seqs, row_length = rows.token_ids.shape
         capacity = Capacity(max_num_batched_tokens, max_sequences=max_num_seqs, max_samples=max_num_seqs)
-        recorder = Recorder(capacity, _rows(rows), team.size)
+        recorder = Recorder(capacity, _rows(rows), team.size, code_folder)
         self._team = team
         self._step = np.zeros(STEP_SIZE, dtype=np.int64)
         self._sequences = recorder.sequence_records

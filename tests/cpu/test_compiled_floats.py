@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from pathlib import Path
 
-import numba
 import numpy as np
 import pytest
 import torch
@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import rms_norm, silu
 
-from engine.cpu import float_kernels, row_blocks
+from engine.cpu import activations
+from engine.cpu.code_cache import FOLDER_VARIABLE
 from engine.cpu.isa import Isa
 from engine.cpu.ops import CompiledOps
 from engine.cpu.program import Capacity, Recorder, Rows
@@ -179,23 +180,16 @@ def test_every_number_of_a_format_is_read_exactly(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", FLOAT_DTYPES, ids=str)
-def test_smaller_tiles_give_the_same_sums(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_smaller_tiles_give_the_same_sums(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """As processors with fewer registers use them; the results are the same to the last bit."""
     hidden = torch.randn((11, 80), generator=torch.Generator().manual_seed(4))
-    kernels = (float_kernels.float_matrix_kernel, float_kernels.plain_kernel)
 
     def run() -> list[torch.Tensor]:
-        for kernel in kernels:
-            kernel.cache_clear()
         product = plain_product(RAGGED[dtype])
         return [product.run(hidden[:count])[0] for count in (1, 2, 4, 11)]
 
     expected = run()
-    monkeypatch.setattr(row_blocks, "host_isa", lambda: Isa("widening", 4))
-    monkeypatch.setattr(numba.config, "CACHE_DIR", "")
-    try:
-        for found, wanted in zip(run(), expected, strict=True):
-            assert torch.equal(found, wanted)
-    finally:
-        for kernel in kernels:
-            kernel.cache_clear()
+    monkeypatch.setattr(activations, "host_isa", lambda: Isa("widening", 4))
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    for found, wanted in zip(run(), expected, strict=True):
+        assert torch.equal(found, wanted)

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import llvmlite.binding
-import numba
 import numpy as np
 import pytest
 import torch
@@ -16,12 +15,11 @@ from hypothesis import strategies as st
 from llvmlite import ir
 from torch.nn.functional import rms_norm, silu
 
-from engine.cpu import matrix_tile, row_blocks
+from engine.cpu import activations, matrix_tile
+from engine.cpu.code_cache import FOLDER_VARIABLE
 from engine.cpu.isa import Isa, choose_isa
 from engine.cpu.lanes import INT64, Emitter
-from engine.cpu.matrix_kernels import matrix_kernel
 from engine.cpu.ops import CompiledOps
-from engine.cpu.pack_kernels import pack_kernel
 from engine.cpu.program import Capacity, Program, Recorder, Rows
 from engine.cpu.step import NUM_TOKENS, STEP_SIZE
 from engine.cpu.team import Team
@@ -222,7 +220,7 @@ def test_every_processor_has_its_dot_product(machine, features, isa):
     "isa", [Isa("vnni256", 4), Isa("maddubs", 4), Isa("widening", 4)], ids=lambda isa: isa.dot_product
 )
 @pytest.mark.parametrize("bits", [4, 8])
-def test_other_processors_dot_products_give_the_same_sums(isa, bits, monkeypatch):
+def test_other_processors_dot_products_give_the_same_sums(isa, bits, monkeypatch, tmp_path):
     """What this processor is not chosen for, but can run."""
     if isa.dot_product == "vnni256" and not {"avx_vnni", "avx512_vnni"} & set(
         Path("/proc/cpuinfo").read_text().split()
@@ -233,19 +231,13 @@ def test_other_processors_dot_products_give_the_same_sums(isa, bits, monkeypatch
     hidden = torch.randn((7, 96), generator=generator) * 100
 
     def run() -> torch.Tensor:
-        for kernel in (matrix_kernel, pack_kernel):
-            kernel.cache_clear()
         return Recording((96,), lambda ops, hidden: (ops.linear(hidden, matrix, None),), 1).run(hidden)[0]
 
     expected = run()
-    for module in (matrix_tile, row_blocks):
+    for module in (matrix_tile, activations):
         monkeypatch.setattr(module, "host_isa", lambda: isa)
-    monkeypatch.setattr(numba.config, "CACHE_DIR", "")
-    try:
-        assert error(run(), expected) < 1e-6
-    finally:
-        matrix_kernel.cache_clear()
-        pack_kernel.cache_clear()
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    assert error(run(), expected) < 1e-6
 
 
 def test_arm_gets_its_dot_product_instruction():

@@ -5,12 +5,14 @@ from __future__ import annotations
 import ctypes
 import threading
 import time
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
-from engine.cpu.kernel import Kernel, claim
-from engine.cpu.memory import int64s, read_arguments
+from engine.cpu.code_cache import FOLDER_VARIABLE
+from engine.cpu.kernel import Body, Kernel
+from engine.cpu.memory import claim, int64s, read_arguments
 from engine.cpu.program import Capacity, Program, Recorder, Rows
 from engine.cpu.step import STEP_SIZE
 from engine.cpu.team import Team
@@ -18,17 +20,29 @@ from engine.cpu.team import Team
 NUM_PIECES = 16
 
 
-def _fold(arguments, step, rank, size):
+def fold() -> Body:
     """Piece i becomes 3 · (what it was) + (piece before it, as the last instruction left it) + 1."""
-    source, target = read_arguments(arguments, 2)
-    before, after = int64s(source, NUM_PIECES), int64s(target, NUM_PIECES)
-    piece = claim(arguments)
-    while piece < NUM_PIECES:
-        after[piece] = 3 * before[piece] + before[piece - 1] + 1
+
+    def kernel(arguments, step, rank, size):
+        source, target = read_arguments(arguments, 2)
+        before, after = int64s(source, NUM_PIECES), int64s(target, NUM_PIECES)
         piece = claim(arguments)
+        while piece < NUM_PIECES:
+            after[piece] = 3 * before[piece] + before[piece - 1] + 1
+            piece = claim(arguments)
+
+    return kernel
 
 
-FOLD = Kernel(_fold)
+FOLD = Kernel(__name__, "fold")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def own_code_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The shared one does not know when this file's kernel changes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(FOLDER_VARIABLE, str(tmp_path_factory.mktemp("code")))
+        yield
 
 
 def record(length: int) -> tuple[Program, np.ndarray]:
