@@ -25,6 +25,7 @@ from engine.cpu.team import CLAIMED, INSIDE, PROGRAM_COLUMNS, Team
 ARGUMENTS = 16
 _FLOAT_BYTES = 4
 _ALIGNMENT = 64
+_SET_STRIDE = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +118,7 @@ class Recorder:
 
     def buffer(self, columns: int, rows: int = NUM_TOKENS) -> torch.Tensor:
         """A handle of float32 [max_tokens, columns], or [max_samples, columns] for `rows` NUM_SAMPLES."""
-        stride = _round_up(columns, LANES) * _FLOAT_BYTES
+        stride = _spread(_round_up(columns, LANES) * _FLOAT_BYTES)
         num_rows = self._num_rows(rows)
         address, size = self._take(num_rows * stride)
         handle = self._handle((num_rows, columns), _Buffer(address, stride, rows))
@@ -217,6 +218,11 @@ class Scratch:
 def _floats(address: int, count: int) -> np.ndarray:
     """float32 [count] at `address`; its memory is kept alive elsewhere."""
     return np.ctypeslib.as_array((ctypes.c_float * count).from_address(address))
+
+
+def _spread(stride: int) -> int:
+    """A row stride that does not put the same column of all rows into one set of a first-level cache."""
+    return stride if stride % _SET_STRIDE else stride + _ALIGNMENT
 
 
 def _round_up(number: int, multiple: int) -> int:
