@@ -15,7 +15,8 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -39,6 +40,21 @@ SHORT_PATIENCE = 100
 _LOOP = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 8)
 
 
+class _Meeting:
+    """What a team's threads hold: not the team itself, so that they end when nobody needs it any more."""
+
+    def __init__(self, num_helpers: int) -> None:
+        self.numbers = np.zeros(SHARED_NUMBERS, dtype=np.int64)
+        self.job: tuple[int, ...] | None = None
+        self.wake = [threading.Semaphore(0) for _ in range(num_helpers)]
+
+    def call(self, job: tuple[int, ...] | None) -> None:
+        """Wake all helpers for a job; None ends them."""
+        self.job = job
+        for wake in self.wake:
+            wake.release()
+
+
 class Team:
     """`size` threads, the caller's among them.
 
@@ -51,17 +67,17 @@ class Team:
     ) -> None:
         self.size = size
         self._patience = LONG_PATIENCE if spins else SHORT_PATIENCE
-        self._shared = np.zeros(SHARED_NUMBERS, dtype=np.int64)
         self._turn = 0
         self._lead = _LOOP(kernel_address(lead_kernel(), code_folder))
-        self._join = _LOOP(kernel_address(join_kernel(), code_folder))
-        self._job: tuple[int, ...] | None = None
-        self._wake = [threading.Semaphore(0) for _ in range(1, size)]
+        join = _LOOP(kernel_address(join_kernel(), code_folder))
+        self._meeting = _Meeting(size - 1)
+        self._finalizer = weakref.finalize(self, self._meeting.call, None)
         if cpus:
             _pin(cpus[0])
         for rank in range(1, size):
             cpu = cpus[rank % len(cpus)] if cpus else None
-            threading.Thread(target=self._help, args=(rank, cpu), name=f"team-{rank}", daemon=True).start()
+            arguments = self._meeting, self._meeting.wake[rank - 1], join, rank, size, cpu
+            threading.Thread(target=_help, args=arguments, name=f"team-{rank}", daemon=True).start()
 
     def run(self, program: np.ndarray, step: np.ndarray, cycles: np.ndarray | None = None) -> None:
         """Run a program, int64 [instructions, 2], on a step's numbers; returns when it is done.
@@ -70,29 +86,27 @@ class Team:
         [instructions].  One program at a time.
         """
         self._turn += 1
-        shared = self._shared.ctypes.data
+        shared = self._meeting.numbers.ctypes.data
         job = (program.ctypes.data, len(program), step.ctypes.data, shared, self._patience, self._turn)
-        self._job = job
-        for wake in self._wake:
-            wake.release()
+        self._meeting.call(job)
         self._lead(*job, 0 if cycles is None else cycles.ctypes.data, self.size)
 
     def close(self) -> None:
         """Let the threads end."""
-        self._job = None
-        for wake in self._wake:
-            wake.release()
+        self._finalizer()
 
-    def _help(self, rank: int, cpu: int | None) -> None:
-        if cpu is not None:
-            _pin(cpu)
-        wake = self._wake[rank - 1]
-        while True:
-            wake.acquire()
-            job = self._job
-            if job is None:
-                return
-            self._join(*job, rank, self.size)
+
+def _help(
+    meeting: _Meeting, wake: threading.Semaphore, join: Callable[..., None], rank: int, size: int, cpu: int | None
+) -> None:
+    if cpu is not None:
+        _pin(cpu)
+    while True:
+        wake.acquire()
+        job = meeting.job
+        if job is None:
+            return
+        join(*job, rank, size)
 
 
 def _pin(cpu: int) -> None:

@@ -81,7 +81,7 @@ def test_every_piece_is_computed_once_and_in_order(size, spins):
 def test_work_goes_on_without_the_threads_that_get_no_core():
     program, last = record(10)
     team = Team(4)
-    team._wake = []
+    team._meeting.wake = []
     program.run(team, STEP)
     assert np.array_equal(last, expected(10, np.zeros(NUM_PIECES, dtype=np.int64)))
 
@@ -89,7 +89,7 @@ def test_work_goes_on_without_the_threads_that_get_no_core():
 def test_a_thread_that_comes_too_late_changes_nothing():
     program, last = record(10)
     team = Team(2)
-    (wake,), team._wake = team._wake, []
+    (wake,), team._meeting.wake = team._meeting.wake, []
     program.run(team, STEP)
     late = last.copy()
     wake.release()
@@ -97,16 +97,19 @@ def test_a_thread_that_comes_too_late_changes_nothing():
         wake.release()
         time.sleep(0.001)
     assert np.array_equal(last, late)
-    team._wake = [wake]
+    team._meeting.wake = [wake]
     program.run(team, STEP)
     assert np.array_equal(last, expected(10, late))
 
 
-def test_closed_threads_end():
+@pytest.mark.parametrize("how", ["closed", "forgotten"])
+def test_threads_end_with_their_team(how):
     before = threading.active_count()
     team = Team(3)
     assert threading.active_count() == before + 2
-    team.close()
+    if how == "closed":
+        team.close()
+    del team
     deadline_s = time.monotonic() + 10
     while threading.active_count() > before and time.monotonic() < deadline_s:
         time.sleep(0.01)
