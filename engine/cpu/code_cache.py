@@ -39,10 +39,10 @@ def kernel_address(kernel: Kernel, folder: Path | None) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Loaded:
-    """`owner` keeps the code in memory."""
+    """`owner`, where there is one, keeps the code in memory."""
 
     address: int
-    owner: object
+    owner: object = None
 
 
 @functools.cache
@@ -79,7 +79,10 @@ def _linked(object_code: bytes) -> _Loaded:
     """Load object code; raises `RuntimeError` where it refers to what this process does not have."""
     library = llvm.JITLibraryBuilder().add_object_img(object_code).add_current_process().export_symbol(ENTRY)
     tracker = library.link(_linker(), uuid.uuid4().hex)
-    return _Loaded(int(tracker[ENTRY]), tracker)
+    loaded = _Loaded(int(tracker[ENTRY]))
+    # Recorded programs hold the address alone, so the code stays for good.
+    tracker.detach()
+    return loaded
 
 
 @functools.cache

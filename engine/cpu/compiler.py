@@ -49,9 +49,11 @@ def compile_kernel(kernel: Kernel) -> CompiledKernel:
 
 def _leave_one_entry(module: llvm.ModuleRef, entry: str, machine: llvm.TargetMachine) -> None:
     """Make `entry` the only symbol that others see, and remove what it never reaches."""
-    for value in (*module.functions, *module.global_variables):
+    for index, value in enumerate((*module.functions, *module.global_variables)):
         if not value.is_declaration and value.name != entry:
             value.linkage = "internal"
+            # numba's names count what the process has compiled before.
+            value.name = f"part{index}"
     module.get_function(entry).name = ENTRY
     passes = llvm.create_new_module_pass_manager()
     passes.add_ipsccp_pass()

@@ -1,0 +1,190 @@
+"""Compiled kernels on disk: later starts load no compiler, and no file can do harm."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from engine.cpu import catalogue, code_cache
+from engine.cpu.attention_shape import AttentionShape
+from engine.cpu.code_cache import FOLDER_VARIABLE, kernel_address
+from engine.cpu.isa import host_cpu
+from engine.cpu.kernel import Body, Kernel
+from tests.fakes.checkpoints import write_gguf_checkpoint, write_hf_checkpoint, write_tokenizer
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+GENERATE = """
+import sys
+from engine import LLM, SamplingParams
+llm = LLM(sys.argv[1], device="cpu", max_model_len=128, max_num_seqs=2)
+prompts = [{"prompt_token_ids": list(range(5, 40))}, {"prompt_token_ids": [7, 8]}]
+outputs = llm.generate(prompts, SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True))
+print([output.outputs[0].token_ids for output in outputs])
+print("numba" in sys.modules)
+"""
+
+
+def start(model: Path, home: Path) -> subprocess.Popen[str]:
+    """An engine in a process of its own, which says what it generates and whether it has loaded numba."""
+    environ = {name: value for name, value in os.environ.items() if name != FOLDER_VARIABLE}
+    command = [sys.executable, "-c", GENERATE, str(model)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, cwd=REPOSITORY, env={**environ, "QUIRE_HOME": str(home)}, text=True, **pipes)  # type: ignore[call-overload]
+
+
+def answer(process: subprocess.Popen[str]) -> tuple[str, str]:
+    stdout, stderr = process.communicate(timeout=120)
+    assert process.returncode == 0, stderr
+    tokens, has_numba = stdout.splitlines()
+    return tokens, has_numba
+
+
+def test_later_starts_load_no_numba_and_say_the_same(tmp_path: Path) -> None:
+    """After two first starts at once, on an empty cache."""
+    write_hf_checkpoint(tmp_path, "llama")
+    write_tokenizer(tmp_path)
+    model, home = tmp_path / "model.gguf", tmp_path / "home"
+    write_gguf_checkpoint(model, tmp_path, "Q4_0")
+    first = [start(model, home) for _ in range(2)]
+    (tokens, has_numba), other = (answer(process) for process in first)
+    assert (tokens, has_numba) == other
+    assert has_numba == "True"
+    assert answer(start(model, home)) == (tokens, "False")
+    kernels = sorted(home.rglob("*.o"))
+    assert len(kernels) > 10
+    assert not list(home.rglob("*.tmp"))
+    for path in kernels[-3:]:
+        path.write_bytes(path.read_bytes()[:-100])
+    assert answer(start(model, home)) == (tokens, "True")
+    assert answer(start(model, home)) == (tokens, "False")
+
+
+SHAPE = AttentionShape(64, 3, 28)
+KERNELS = {
+    "matrix_kernel": [(4,), (8,)],
+    "norm_pack_kernel": [()],
+    "pack_kernel": [()],
+    "gate_pack_kernel": [()],
+    "embed_packed_kernel": [(4,), (8,)],
+    "float_matrix_kernel": [(0,), (1,), (2,)],
+    "norm_floats_kernel": [()],
+    "plain_floats_kernel": [()],
+    "gate_floats_kernel": [()],
+    "embed_floats_kernel": [(0,), (1,), (2,)],
+    "gather_kernel": [(16,)],
+    "rotation_kernel": [()],
+    "add_kernel": [()],
+    "select_rows_kernel": [()],
+    "likeliest_kernel": [()],
+    "plan_kernel": [(4,)],
+    "store_kernel": [(64, 16, 2, False), (64, 16, 4, True)],
+    "attention_kernel": [(SHAPE, 16, 2), (SHAPE, 16, 4)],
+    "lead_kernel": [()],
+    "join_kernel": [()],
+}
+
+
+def test_every_kernel_of_the_catalogue_is_tried() -> None:
+    functions = {name for name, value in vars(catalogue).items() if inspect.isfunction(value)}
+    assert {name for name in functions if name.endswith("_kernel")} == set(KERNELS)
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_every_kernel_can_be_kept(name: str) -> None:
+    """It refers to nothing that a process without numba lacks."""
+    folder = Path(os.environ[FOLDER_VARIABLE])
+    for choice in KERNELS[name]:
+        kernel = getattr(catalogue, name)(*choice)
+        assert kernel_address(kernel, None) != 0
+        (path,) = (path for path in folder.rglob(kernel.file_name) if code_cache._read(path, code_cache._identity()))
+        for prefix in (b"NRT_", b"numba_", b"PyErr_", b"PyExc_", b"Py_", b"PyUnicode_"):
+            assert prefix not in path.read_bytes()
+
+
+ADD = Kernel("engine.cpu.row_kernels", "add")
+
+
+@pytest.fixture
+def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """An empty cache."""
+    monkeypatch.delenv(FOLDER_VARIABLE)
+    return tmp_path / "code"
+
+
+def load(kernel: Kernel, folder: Path | None) -> int:
+    """As a new process would, where nothing is loaded yet."""
+    return code_cache._loaded.__wrapped__(kernel, folder).address
+
+
+@pytest.mark.parametrize("damage", [lambda code: b"", lambda code: code[:40], lambda code: code[:-1] + b"?"])
+def test_a_damaged_file_is_written_again(damage, folder: Path) -> None:  # type: ignore[no-untyped-def]
+    load(ADD, folder)
+    (path,) = folder.rglob("*.o")
+    good = path.read_bytes()
+    path.write_bytes(damage(good))
+    assert load(ADD, folder) != 0
+    assert path.read_bytes() == good
+
+
+def test_code_of_another_processor_or_version_is_not_read(folder: Path) -> None:
+    load(ADD, folder)
+    (path,) = folder.rglob("*.o")
+    identity = code_cache._identity()
+    assert code_cache._read(path, identity) is not None
+    assert code_cache._read(path, identity + b"+") is None
+    assert host_cpu().features.encode() in identity
+
+
+def test_the_processor_can_be_narrowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NUMBA_CPU_NAME", "generic")
+    assert (host_cpu.__wrapped__().name, host_cpu.__wrapped__().features) == ("generic", "")
+    monkeypatch.setenv("NUMBA_CPU_FEATURES", "+avx2")
+    assert host_cpu.__wrapped__().features == "+avx2"
+
+
+def test_a_file_that_cannot_be_linked_is_compiled_again(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    load(ADD, folder)
+    (path,) = folder.rglob("*.o")
+    good = path.read_bytes()
+    code_cache._write(path, code_cache._identity(), b"no object code")
+    with caplog.at_level(logging.WARNING):
+        assert load(ADD, folder) != 0
+    assert "compiled again" in caplog.text
+    assert path.read_bytes() == good
+
+
+def test_a_folder_that_cannot_be_written_is_said_once(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder.write_text("a file")
+    with caplog.at_level(logging.WARNING):
+        assert load(ADD, folder) != 0
+        assert load(Kernel("engine.cpu.row_kernels", "select_rows"), folder) != 0
+    assert caplog.text.count("cannot be kept") == 1
+
+
+def test_no_folder_is_fine(folder: Path) -> None:
+    assert load(ADD, None) != 0
+    assert not folder.exists()
+
+
+def raising() -> Body:
+    """Refers to numba's ways of reporting an error."""
+
+    def kernel(arguments, step, rank, size):  # type: ignore[no-untyped-def]
+        if arguments == 1:
+            raise ValueError("an error")
+
+    return kernel
+
+
+def test_a_kernel_that_needs_numba_works_and_is_not_kept(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        assert load(Kernel(__name__, "raising"), folder) != 0
+    assert "numba_gil_ensure" in caplog.text
+    assert not list(folder.rglob("*.o"))
