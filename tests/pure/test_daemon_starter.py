@@ -132,7 +132,7 @@ def test_another_program_on_the_recorded_port_is_no_daemon(settings: Settings, t
 
 
 def test_a_start_that_fails_says_why(settings: Settings) -> None:
-    script = "import sys; print('working'); sys.exit('Port 11435 is in use; choose another with --port.')"
+    script = "import sys; print('working', flush=True); sys.exit('Port 11435 is in use; choose another with --port.')"
     with pytest.raises(StartupError, match=r"Port 11435 is in use; choose another with --port\..*daemon\.log"):
         ensure_daemon(settings, lambda _: None, command=(sys.executable, "-c", script))
 
