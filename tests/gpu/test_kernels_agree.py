@@ -79,7 +79,7 @@ def capture_all(llm: LLM) -> None:
 
 
 def captured_prompts(llm: LLM) -> tuple[int, ...]:
-    captured = llm.engine._runner.captured
+    captured = llm.engine._runner.replayed
     return captured.prompts.captured_sizes if captured is not None else ()
 
 
