@@ -48,7 +48,7 @@ class _Loaded:
 @functools.cache
 def _loaded(kernel: Kernel, folder: Path | None) -> _Loaded:
     identity = _identity()
-    path = None if folder is None else folder / hashlib.sha256(identity).hexdigest()[:16] / kernel.file_name
+    path = None if folder is None else _place(kernel, folder, identity)
     found = None if path is None else _read(path, identity)
     if found is not None:
         try:
@@ -56,6 +56,10 @@ def _loaded(kernel: Kernel, folder: Path | None) -> _Loaded:
         except RuntimeError as error:
             log.warning("A compiled kernel cannot be loaded and is compiled again: %s", error)
     return _compiled(kernel, path, identity)
+
+
+def _place(kernel: Kernel, folder: Path, identity: bytes) -> Path:
+    return folder / hashlib.sha256(identity).hexdigest()[:16] / kernel.file_name
 
 
 def _compiled(kernel: Kernel, path: Path | None, identity: bytes) -> _Loaded:
