@@ -14,6 +14,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from engine.api.errors import InsufficientMemory
 from engine.layers.rotary import Rotation
 
 
@@ -35,6 +36,14 @@ class CacheSpec:
     @property
     def bytes_per_block(self) -> int:
         return self.bytes_per_token * self.block_size
+
+
+def no_room_for_cache(spec: CacheSpec, num_blocks: int) -> InsufficientMemory:
+    """The error of a backend that cannot allocate so many blocks."""
+    needed_gib = num_blocks * spec.bytes_per_block / 2**30
+    return InsufficientMemory(
+        f"The KV cache of {needed_gib:.1f} GiB could not be allocated; lower gpu_memory_utilization or max_model_len."
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,18 +9,16 @@ when `attend` is called; `engine.cpu.program` says what recording is.  Chosen by
 from __future__ import annotations
 
 import math
-import struct
 
 import numpy as np
 import torch
 
-from engine.api.errors import InsufficientMemory
-from engine.attention.backend import AttentionMetadata, AttentionSpec, HeadNorms
+from engine.attention.backend import AttentionMetadata, AttentionSpec, HeadNorms, no_room_for_cache
 from engine.cpu.activations import LANES
 from engine.cpu.attention_shape import AttentionShape, max_sums, plan_bytes
 from engine.cpu.catalogue import attention_kernel, plan_kernel, store_kernel
 from engine.cpu.isa import host_isa
-from engine.cpu.program import Recorder
+from engine.cpu.program import Recorder, float_bits
 from engine.layers.rotary import Rotation
 
 _MAX_HEAD_DIM = 256
@@ -75,11 +73,7 @@ class CompiledPagedAttention:
             self._keys = _zeros((*lead, spec.head_dim, spec.block_size), spec.dtype)
             self._values = _zeros((*lead, spec.block_size, spec.head_dim), spec.dtype)
         except (RuntimeError, MemoryError) as error:
-            needed_gib = num_blocks * spec.bytes_per_block / 2**30
-            raise InsufficientMemory(
-                f"The KV cache of {needed_gib:.1f} GiB could not be allocated; "
-                "lower gpu_memory_utilization or max_model_len."
-            ) from error
+            raise no_room_for_cache(spec, num_blocks) from error
 
     def prompt_tiles(self, size: int, start: int, num_tokens: int) -> np.ndarray:
         raise NotImplementedError("this backend is not captured")
@@ -122,7 +116,7 @@ class CompiledPagedAttention:
             values,
             recorder.address(norms.query_weight) if norms else nothing,
             recorder.address(norms.key_weight) if norms else nothing,
-            int.from_bytes(struct.pack("<f", norms.eps if norms else 0.0), "little"),
+            float_bits(norms.eps if norms else 0.0),
             self._num_heads,
             spec.num_kv_heads,
             block_bytes,

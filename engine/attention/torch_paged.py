@@ -18,8 +18,7 @@ import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from engine.api.errors import InsufficientMemory
-from engine.attention.backend import AttentionMetadata, AttentionSpec, HeadNorms
+from engine.attention.backend import AttentionMetadata, AttentionSpec, HeadNorms, no_room_for_cache
 from engine.attention.heads import split_heads
 from engine.layers.rotary import Rotation
 
@@ -86,11 +85,7 @@ class TorchPagedAttention:
             self._keys = _zeros(shape, spec.dtype, self._device)
             self._values = _zeros(shape, spec.dtype, self._device)
         except (RuntimeError, MemoryError) as error:
-            needed_gib = num_blocks * spec.bytes_per_block / 2**30
-            raise InsufficientMemory(
-                f"The KV cache of {needed_gib:.1f} GiB could not be allocated; "
-                "lower gpu_memory_utilization or max_model_len."
-            ) from error
+            raise no_room_for_cache(spec, num_blocks) from error
 
     def prompt_tiles(self, size: int, start: int, num_tokens: int) -> np.ndarray:
         raise NotImplementedError("this backend is not captured")

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from engine.api.errors import InsufficientMemory
-from engine.attention.backend import AttentionMetadata, AttentionSpec, HeadNorms
+from engine.attention.backend import AttentionMetadata, AttentionSpec, HeadNorms, no_room_for_cache
 from engine.kernels.decode_attention import MAX_GROUP, decode_attention
 from engine.kernels.decode_plan import DecodePlan, allocate_workspace, default_tuning, plan_decode
 from engine.kernels.prefill_attention import (
@@ -92,11 +91,7 @@ class TritonPagedAttention:
             self._keys = torch.zeros(shape, dtype=cache.dtype, device=self._device)
             self._values = torch.zeros(shape, dtype=cache.dtype, device=self._device)
         except torch.cuda.OutOfMemoryError as error:
-            needed_gib = num_blocks * cache.bytes_per_block / 2**30
-            raise InsufficientMemory(
-                f"The KV cache of {needed_gib:.1f} GiB could not be allocated; "
-                "lower gpu_memory_utilization or max_model_len."
-            ) from error
+            raise no_room_for_cache(cache, num_blocks) from error
 
     def begin_step(self, metadata: AttentionMetadata) -> None:
         """Cut the step into pieces of work, which all layers share: decodes on the device, chunks on the host."""

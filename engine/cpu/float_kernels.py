@@ -125,9 +125,7 @@ def _write_gated(typing_context: Any, gate: Any, up: Any, target: Any) -> tuple[
     """Write silu(gate) · up, 16 float32 each."""
 
     def gated(emit: Emitter, sources: list[ir.Value]) -> Lanes:
-        gates = emit.load_floats(sources[0])
-        silu = gates / (emit.exp(emit.floats(0.0) - gates) + emit.floats(1.0))
-        return silu * emit.load_floats(sources[1])
+        return emit.silu(emit.load_floats(sources[0])) * emit.load_floats(sources[1])
 
     return _writer(2, gated)
 

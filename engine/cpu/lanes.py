@@ -162,10 +162,6 @@ class Emitter:
     def store_floats(self, lanes: Lanes, address: ir.Value, offset: int = 0) -> None:
         self.store(lanes.value, address, offset)
 
-    def store_halves(self, lanes: Lanes, address: ir.Value, offset: int = 0) -> None:
-        """Sixteen float32 rounded to float16."""
-        self.store(self.builder.fptrunc(lanes.value, HALVES), address, offset)
-
     def prefetch(self, address: ir.Value, offset: int) -> None:
         """Fetch a cache line to the second-level cache; any address will do."""
         pointer = self.builder.inttoptr(self.at(address, offset), INT8.as_pointer())
@@ -213,6 +209,10 @@ class Emitter:
         power = ((whole.to_int() + self.ints(127)) << 23).as_float_bits()
         is_tiny = self.builder.fcmp_ordered("<", exponents.value, self.floats(-87.0).value)
         return Lanes(self, self.builder.select(is_tiny, self.floats(0.0).value, (result * power).value))
+
+    def silu(self, lanes: Lanes) -> Lanes:
+        """x / (1 + exp(-x))."""
+        return lanes / (self.exp(self.floats(0.0) - lanes) + self.floats(1.0))
 
 
 class Loop:

@@ -30,7 +30,6 @@ def _pointer_to(kind: types.Type) -> Any:
 
 _int64_pointer = _pointer_to(types.int64)
 _int32_pointer = _pointer_to(types.int32)
-_int8_pointer = _pointer_to(types.int8)
 _uint8_pointer = _pointer_to(types.uint8)
 _float32_pointer = _pointer_to(types.float32)
 
@@ -45,12 +44,6 @@ def int64s(address, count):
 def int32s(address, count):
     """int32 [count] at `address`."""
     return carray(_int32_pointer(address), count)
-
-
-@njit
-def int8s(address, count):
-    """int8 [count] at `address`."""
-    return carray(_int8_pointer(address), count)
 
 
 @njit
@@ -86,18 +79,6 @@ def load_half(typing_context: Any, address: Any) -> _Typing:
         return builder.fpext(value, FLOAT32)
 
     return types.float32(types.int64), generate
-
-
-@intrinsic
-def store_half(typing_context: Any, value: Any, address: Any) -> _Typing:
-    """Store a float32 as float16."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        rounded = builder.fptrunc(arguments[0], FLOAT16)
-        builder.store(rounded, builder.inttoptr(arguments[1], FLOAT16.as_pointer()))
-        return context.get_dummy_value()
-
-    return types.void(types.float32, types.int64), generate
 
 
 @intrinsic

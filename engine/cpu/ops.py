@@ -7,7 +7,6 @@ A model built with these runs only while `recording`; what it records is then ru
 from __future__ import annotations
 
 import itertools
-import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -15,7 +14,7 @@ import torch
 
 from engine.cpu import catalogue
 from engine.cpu.activations import FLOAT_GROUP, GROUP, float_row_bytes, packed_row_bytes
-from engine.cpu.program import Recorder, Scratch
+from engine.cpu.program import Recorder, Scratch, float_bits
 from engine.layers.packed_floats import FLOAT_DTYPES, FloatMatrix
 from engine.layers.packed_weight import PackedMatrix, PackedWeight
 
@@ -77,7 +76,7 @@ class CompiledOps:
             recorder.address(total),
             recorder.stride(total),
             recorder.address(norm_weight),
-            _float_bits(eps),
+            float_bits(eps),
             columns,
             packed.address,
             rows,
@@ -120,7 +119,7 @@ class CompiledOps:
             catalogue.rotation_kernel(),
             recorder.address(positions),
             recorder.address(inverse_frequencies),
-            _float_bits(scale),
+            float_bits(scale),
             num_pairs,
             recorder.address(cos),
             recorder.address(sin),
@@ -176,8 +175,3 @@ def _activation_bytes(weight: PackedWeight) -> int:
 def _format(matrix: FloatMatrix) -> int:
     """The number by which kernels know the matrix's dtype."""
     return FLOAT_DTYPES.index(matrix.data.dtype)
-
-
-def _float_bits(number: float) -> int:
-    """The bits of a float32, as kernels read it from their arguments."""
-    return int.from_bytes(struct.pack("<f", number), "little")

@@ -18,7 +18,7 @@ from numba.extending import intrinsic
 
 from engine.cpu.activations import GROUP, LANES
 from engine.cpu.kernel import Body
-from engine.cpu.lanes import FLOAT32, FLOATS, INT8, Emitter, Lanes
+from engine.cpu.lanes import FLOAT32, FLOATS, INT8, Emitter, Lanes, Loop
 from engine.cpu.memory import claim, float32s, int64s, read_arguments
 from engine.cpu.row_blocks import block_rows, group_place
 
@@ -84,9 +84,7 @@ def pack_gated(typing_context: Any, gate: Any, up: Any, codes: Any, scale: Any, 
         gate_address, up_address, *places = arguments
 
         def values(emit: Emitter, half: int) -> Lanes:
-            gates = emit.load_floats(gate_address, half)
-            silu = gates / (emit.exp(emit.floats(0.0) - gates) + emit.floats(1.0))
-            return silu * emit.load_floats(up_address, half)
+            return emit.silu(emit.load_floats(gate_address, half)) * emit.load_floats(up_address, half)
 
         _pack(Emitter(builder), values, *places)
         return context.get_dummy_value()
@@ -97,7 +95,6 @@ def pack_gated(typing_context: Any, gate: Any, up: Any, codes: Any, scale: Any, 
 @intrinsic
 def add_and_square(typing_context: Any, left: Any, right: Any, total: Any, num_vectors: Any) -> tuple[Any, Any]:
     """Write left + right to `total`, 16 · `num_vectors` float32 each; returns the sum of its squares."""
-    from engine.cpu.lanes import Loop
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
         emit = Emitter(builder)

@@ -9,6 +9,7 @@ the next recorded one refuses.  Knows no kernel; `engine.cpu.ops` and the attent
 from __future__ import annotations
 
 import ctypes
+import struct
 import weakref
 from dataclasses import dataclass
 from pathlib import Path
@@ -204,6 +205,11 @@ class Recorder:
         if buffer is None:
             raise TypeError("This tensor comes from an operation that is not recorded; add it to the Ops.")
         return buffer
+
+
+def float_bits(number: float) -> int:
+    """The bits of a float32, as kernels read it from their arguments."""
+    return int.from_bytes(struct.pack("<f", number), "little")
 
 
 class Scratch:
