@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from app.cli import daemon, installed, resident, run
+from app.cli import daemon, installed, pull, resident, run
 
 application = typer.Typer(
     help="Pull language models, chat with them, serve them to programs.",
@@ -35,7 +35,7 @@ def _options(
 
 
 application.command("run")(run.run)
-application.command("pull")(installed.pull)
+application.command("pull")(pull.pull)
 application.command("list")(installed.list_models)
 application.command("show")(installed.show)
 application.command("rm")(installed.remove)

@@ -1,4 +1,4 @@
-"""`quire pull`, `list`, `show` and `rm`: the models on this machine.
+"""`quire list`, `show` and `rm`: the models on this machine.
 
 `list` and `show` read the store and need no daemon.  `rm` asks a running daemon, which knows
 whether the model is in use, and does it alone otherwise.
@@ -11,10 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from app.cli.connection import find_client, open_client
-from app.cli.failure import INTERRUPTED_EXIT_CODE
-from app.cli.output import format_age, format_bytes, notice, write_json, write_json_line, write_table
-from app.cli.progress import follow, pull_view
+from app.cli.connection import find_client
+from app.cli.output import format_age, format_bytes, notice, write_json, write_table
 from app.cli.resident import JsonOption
 
 if TYPE_CHECKING:
@@ -22,37 +20,6 @@ if TYPE_CHECKING:
     from app.schema.admin import ModelCardDetails
     from app.settings import Settings
     from store.models import ModelStore
-
-
-def pull(
-    model: Annotated[str, typer.Argument(help="smollm2:135m, organisation/name, ...")],
-    json_output: Annotated[bool, typer.Option("--json", help="Print progress as JSON lines.")] = False,
-) -> None:
-    """Download a model.
-
-    An interrupted download goes on where it stopped.
-    """
-    import asyncio
-
-    from app.settings import load_settings
-    from store.names import parse_model_name
-
-    name = parse_model_name(model).text
-    client = open_client(load_settings())
-    try:
-        asyncio.run(pull_model(client, name, json_output=json_output))
-    except KeyboardInterrupt:
-        notice(f"Paused; `quire pull {name}` goes on from here.")
-        raise typer.Exit(INTERRUPTED_EXIT_CODE) from None
-    if json_output:
-        write_json_line({"status": "success"})
-    notice(f"{name} is installed.")
-
-
-async def pull_model(client: QuireClient, name: str, *, json_output: bool) -> None:
-    """Download through the daemon, with progress; closes the client."""
-    async with client:
-        await follow(client.pull(name), pull_view(json_output=json_output))
 
 
 def list_models(json_output: JsonOption = False) -> None:
