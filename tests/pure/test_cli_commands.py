@@ -41,7 +41,7 @@ def _own_directories(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.fixture
 def daemon(monkeypatch: pytest.MonkeyPatch) -> HttpDaemon:
     daemon = HttpDaemon(resident=[RESIDENT])
-    for name in ("installed.open_client", "installed.find_client", "resident.require_client"):
+    for name in ("pull.open_client", "installed.find_client", "resident.require_client"):
         monkeypatch.setattr(f"app.cli.{name}", daemon.client)
     return daemon
 
