@@ -7,7 +7,8 @@ counts, so that whoever draws a bar is called a few times a second whatever the 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import msgspec
 
@@ -17,39 +18,71 @@ _MIN_INTERVAL_S = 0.1
 
 
 class PullProgress(msgspec.Struct, frozen=True):
-    """`status` is a phrase for people; byte counts are 0 while there is nothing to count."""
+    """`status` is a phrase for people; byte counts are 0 while there is nothing to count.
+
+    Reports of several files interleave.  The `all_` counts are of every file of the pull, those of `file` included.
+    """
 
     status: str
     file: str | None = None
     total_bytes: int = 0
     done_bytes: int = 0
+    all_total_bytes: int = 0
+    all_done_bytes: int = 0
 
 
 ProgressCallback = Callable[[PullProgress], None]
 CancelCheck = Callable[[], bool]
 
 
+@dataclass(slots=True)
+class _Counted:
+    """What was last heard of one file."""
+
+    total_bytes: int
+    done_bytes: int = 0
+    status: str | None = None
+    reported_at: float = 0.0
+
+
 class Reporter:
-    """One operation's line to its caller."""
+    """One operation's line to its caller.  Used from one thread."""
 
     def __init__(self, on_progress: ProgressCallback, is_cancelled: CancelCheck) -> None:
         self._on_progress = on_progress
         self._is_cancelled = is_cancelled
-        self._reported_at = 0.0
-        self._counting: tuple[str, str] | None = None
+        self._files: dict[str, _Counted] = {}
 
     def say(self, status: str) -> None:
         self._on_progress(PullProgress(status=status))
 
+    def expect(self, sizes: Mapping[str, int]) -> None:
+        """Files, by label, that the whole consists of; more may be added as they become known."""
+        for file, size_bytes in sizes.items():
+            self._files.setdefault(file, _Counted(size_bytes)).total_bytes = size_bytes
+
     def count(self, status: str, file: str, done_bytes: int, total_bytes: int) -> None:
-        """Report bytes; reports between a file's first and last may be dropped."""
+        """Report bytes of one file; reports between its first and last of one status may be dropped."""
+        counted = self._files.setdefault(file, _Counted(total_bytes))
         now = time.monotonic()
-        is_new = self._counting != (status, file)
-        if not is_new and done_bytes < total_bytes and now - self._reported_at < _MIN_INTERVAL_S:
+        is_new = counted.status != status
+        # A file that is verified or started anew does not take the whole back.
+        counted.done_bytes = min(max(counted.done_bytes, done_bytes), total_bytes)
+        counted.total_bytes = total_bytes
+        if not is_new and done_bytes < total_bytes and now - counted.reported_at < _MIN_INTERVAL_S:
             return
-        self._reported_at = now
-        self._counting = (status, file)
-        self._on_progress(PullProgress(status=status, file=file, total_bytes=total_bytes, done_bytes=done_bytes))
+        counted.reported_at = now
+        counted.status = status
+        self._on_progress(
+            PullProgress(
+                status=status,
+                file=file,
+                total_bytes=total_bytes,
+                done_bytes=done_bytes,
+                all_total_bytes=sum(each.total_bytes for each in self._files.values()),
+                all_done_bytes=sum(each.done_bytes for each in self._files.values()),
+            )
+        )
 
     def raise_if_cancelled(self) -> None:
         if self._is_cancelled():

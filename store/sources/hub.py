@@ -1,7 +1,7 @@
 """The model hub (or a mirror with the same API): is it there, what does a repository hold, where are the bytes.
 
 Knows the hub's addresses and answers, not the layout on disk; the bytes themselves travel through
-`store.download`.  Called by `pull`.
+`store.transfer`.  Called by `pull`.
 """
 
 from __future__ import annotations

@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 from store.catalog import CatalogModel, HubSource, PackageSource, PinnedFile
-from store.download import RetryPolicy
 from store.errors import (
     BrokenFile,
     Cancelled,
@@ -29,6 +28,7 @@ from store.errors import (
 from store.models import InstalledModel, ModelStore
 from store.paths import DataRoot
 from store.pull import HubSettings, PullProgress, pull
+from store.transfer import RetryPolicy
 from tests.fakes.hub import COMMIT, FakeHub, sha256, unused_endpoint
 from tests.fakes.package_index import package_index, write_wheel
 
@@ -91,7 +91,9 @@ def test_a_repository_is_pulled_into_the_cache_layout(hub: FakeHub, root: DataRo
     assert (model.path / "model.safetensors").read_bytes() == WEIGHTS
     assert (directory / "refs/main").read_text() == COMMIT
     assert (model.name, model.source, model.license) == ("org/repo", "hub", "apache-2.0")
-    assert PullProgress("downloading", "model.safetensors", len(WEIGHTS), len(WEIGHTS)) in seen
+    whole = sum(len(FILES[name]) for name in ("config.json", "model.safetensors", "tokenizer.json"))
+    assert (seen[-1].all_total_bytes, seen[-1].all_done_bytes) == (whole, whole)
+    assert ("downloading", "model.safetensors", len(WEIGHTS)) in {(it.status, it.file, it.done_bytes) for it in seen}
     assert [path.name for path in root.downloads.iterdir()] == ["locks"]
     assert ModelStore(root).list() == [model]
 

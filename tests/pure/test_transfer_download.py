@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from store.download import Downloader, FetchedFile, RemoteFile, RetryPolicy
 from store.errors import AccessDenied, BrokenFile, Cancelled, DownloadFailed, NotEnoughSpace
 from store.names import Digest
 from store.progress import PullProgress, Reporter
 from store.space import format_bytes, require_free_space
+from store.transfer import Credentials, Downloader, FetchedFile, RemoteFile, RetryPolicy
 from tests.fakes.hub import COMMIT, FakeHub, git_blob_id, sha256, unused_endpoint
 
 CONTENT = random.Random(7).randbytes(300_000)
@@ -30,7 +30,7 @@ def hub() -> Iterator[FakeHub]:
 
 def remote(hub: FakeHub, name: str = "model.gguf", content: bytes = CONTENT) -> RemoteFile:
     url = f"{hub.endpoint}/org/repo/resolve/{COMMIT}/{name}"
-    return RemoteFile(url, name, len(content), Digest(sha256(content)))
+    return RemoteFile(name, (url,), len(content), Digest(sha256(content)))
 
 
 def fetch(
@@ -49,8 +49,15 @@ def fetch(
         return cancel_when is not None and len(reports) >= cancel_when
 
     reporter = Reporter(reports.append, is_cancelled)
-    with Downloader(reporter, token=token, token_origin=origin or file.url, policy=policy) as downloader:
-        return downloader.fetch(downloader.identify(file), folder)
+    credentials = Credentials.of_endpoint(origin or file.urls[0], token)
+    with Downloader(reporter, credentials=credentials, policy=policy) as downloader:
+        return fetch_one(downloader, downloader.identify(file), folder)
+
+
+def fetch_one(downloader: Downloader, file: RemoteFile, folder: Path) -> FetchedFile:
+    fetched: list[FetchedFile] = []
+    downloader.fetch([file], folder, fetched.append)
+    return fetched[0]
 
 
 def test_a_whole_file_arrives_verified(hub: FakeHub, tmp_path: Path) -> None:
@@ -58,8 +65,8 @@ def test_a_whole_file_arrives_verified(hub: FakeHub, tmp_path: Path) -> None:
     fetched = fetch(remote(hub), tmp_path, seen=seen)
     assert fetched.path == tmp_path / f"{sha256(CONTENT)}.partial"
     assert fetched.path.read_bytes() == CONTENT
-    assert seen[-1] == PullProgress("verifying", "model.gguf", len(CONTENT), len(CONTENT))
-    assert PullProgress("downloading", "model.gguf", len(CONTENT), len(CONTENT)) in seen
+    assert seen[-1] == PullProgress("verifying", "model.gguf", *[len(CONTENT)] * 4)
+    assert PullProgress("downloading", "model.gguf", *[len(CONTENT)] * 4) in seen
 
 
 def test_small_files_are_verified_by_their_git_blob_id(hub: FakeHub, tmp_path: Path) -> None:
@@ -156,11 +163,11 @@ def test_a_changed_entity_tag_restarts_the_file(hub: FakeHub, tmp_path: Path) ->
     newer = CONTENT[::-1]
     reporter = Reporter(seen.append, lambda: False)
     file = replace(remote(hub), size_bytes=None, digest=None)
-    with Downloader(reporter, token=None, token_origin=hub.endpoint, policy=POLICY) as downloader:
+    with Downloader(reporter, credentials=Credentials(), policy=POLICY) as downloader:
         identified = downloader.identify(file)
         (tmp_path / f"{identified.blob_name}.partial").write_bytes(CONTENT[:100_000])
         hub.repos["org/repo"].files["model.gguf"] = newer
-        fetched = downloader.fetch(identified, tmp_path)
+        fetched = fetch_one(downloader, identified, tmp_path)
     assert fetched.path.read_bytes() == newer
     assert list(tmp_path.iterdir()) == [fetched.path]
 
@@ -195,7 +202,7 @@ def test_redirects_lead_to_web_addresses_only(hub: FakeHub, tmp_path: Path) -> N
 
 
 def test_nobody_listening_is_one_sentence(tmp_path: Path) -> None:
-    file = RemoteFile(f"{unused_endpoint()}/x", "model.gguf", 10, Digest("0" * 64))
+    file = RemoteFile("model.gguf", (f"{unused_endpoint()}/x",), 10, Digest("0" * 64))
     with pytest.raises(DownloadFailed, match="in 3 attempts"):
         fetch(file, tmp_path)
 

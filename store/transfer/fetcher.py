@@ -8,11 +8,10 @@ layout; called by `pull`.
 
 from __future__ import annotations
 
-import hashlib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -25,53 +24,17 @@ from store.errors import AccessDenied, BrokenFile, DownloadFailed
 from store.names import Digest
 from store.progress import Reporter
 from store.space import storage_error
+from store.transfer.credentials import Credentials, origin_of
+from store.transfer.policy import RetryPolicy
+from store.transfer.rate_limit import RateLimit
+from store.transfer.remote_file import FetchedFile, RemoteFile
 
 MAX_REDIRECTS = 5
+MAX_READ_BYTES = 64 * 1024 * 1024
 MAX_RETRY_AFTER_S = 60.0
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-\d+/(\d+|\*)")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _T = TypeVar("_T")
-
-
-@dataclass(frozen=True, slots=True)
-class RetryPolicy:
-    """`attempts` in a row that bring no byte end the download; delays double from the first to the last."""
-
-    attempts: int = 6
-    first_delay_s: float = 0.5
-    max_delay_s: float = 8.0
-    connect_timeout_s: float = 10.0
-    stall_timeout_s: float = 30.0
-
-    def delay_s(self, failures: int) -> float:
-        return min(self.max_delay_s, self.first_delay_s * 2.0 ** max(failures - 1, 0))
-
-
-@dataclass(frozen=True, slots=True)
-class RemoteFile:
-    """What to fetch.  Without `digest` or `size_bytes` the server is asked for them; `etag` is then its word."""
-
-    url: str
-    label: str
-    size_bytes: int | None = None
-    digest: Digest | None = None
-    etag: str | None = None
-
-    @property
-    def blob_name(self) -> str:
-        """The name of these bytes, safe as a file name whatever the server sent."""
-        if self.digest is not None:
-            return self.digest
-        assert self.etag is not None, "a file is identified before it is named"
-        return "etag-" + hashlib.sha256(self.etag.encode()).hexdigest()[:40]
-
-
-@dataclass(frozen=True, slots=True)
-class FetchedFile:
-    """`path` holds the complete, verified bytes of `file`."""
-
-    file: RemoteFile
-    path: Path
 
 
 class _Interrupted(Exception):
@@ -87,13 +50,15 @@ class _ContentChanged(Exception):
 
 
 class Downloader:
-    """Fetches files one after another over one connection pool; `token` goes to `token_origin` alone."""
+    """Fetches files over one connection pool."""
 
-    def __init__(self, reporter: Reporter, *, token: str | None, token_origin: str, policy: RetryPolicy) -> None:
+    def __init__(
+        self, reporter: Reporter, *, credentials: Credentials, policy: RetryPolicy, limit: RateLimit | None = None
+    ) -> None:
         self._reporter = reporter
-        self._token = token
-        self._token_origin = _origin(httpx.URL(token_origin))
+        self._credentials = credentials
         self._policy = policy
+        self._limit = limit
         timeout = httpx.Timeout(policy.stall_timeout_s, connect=policy.connect_timeout_s)
         # A compressed answer could neither be resumed by offset nor counted.
         self._client = httpx.Client(timeout=timeout, follow_redirects=False, headers={"Accept-Encoding": "identity"})
@@ -112,13 +77,45 @@ class Downloader:
             return file
         return self._retrying(file, lambda: self._ask_identity(file), lambda: 0)
 
-    def fetch(self, file: RemoteFile, folder: Path) -> FetchedFile:
-        """Download an identified file into `folder`, where a partial of it may lie.
+    def fetch(self, files: Sequence[RemoteFile], folder: Path, on_complete: Callable[[FetchedFile], None]) -> None:
+        """Download identified files into `folder`, where partials of them may lie.
 
+        `on_complete` is called in the caller's thread for each file as soon as it is verified, and takes its
+        path away; the file it names differs from the one asked for when the server's content changed meanwhile.
         Raises BrokenFile, DownloadFailed, AccessDenied, NotEnoughSpace, DataRootUnusable or Cancelled.
         """
+        self._reporter.expect({file.label: file.size_bytes or 0 for file in files})
+        for file in files:
+            on_complete(self._fetch_one(file, folder))
+
+    def read_range(self, file: RemoteFile, offset: int, length: int) -> bytes:
+        """`length` bytes from `offset`, fewer only at the end of the file; nothing touches the disk.
+
+        Raises ValueError for more than MAX_READ_BYTES, DownloadFailed, AccessDenied or Cancelled.
+        """
+        if offset < 0 or not 0 <= length <= MAX_READ_BYTES:
+            raise ValueError(f"a range of {length} bytes at {offset} cannot be read at once")
+        return self._retrying(file, lambda: self._read_range(file, offset, length), lambda: 0) if length else b""
+
+    def _read_range(self, file: RemoteFile, offset: int, length: int) -> bytes:
+        headers = {"Range": f"bytes={offset}-{offset + length - 1}"}
+        with self._request("GET", file, headers) as (response, _):
+            if response.status_code == httpx.codes.REQUESTED_RANGE_NOT_SATISFIABLE:
+                return b""
+            self._raise_for_status(response, file)
+            skip = offset if response.status_code == httpx.codes.OK else 0
+            got = bytearray()
+            for chunk in response.iter_raw():
+                self._reporter.raise_if_cancelled()
+                got += chunk[skip:]
+                skip = max(0, skip - len(chunk))
+                if len(got) >= length:
+                    break
+            return bytes(got[:length])
+
+    def _fetch_one(self, file: RemoteFile, folder: Path) -> FetchedFile:
         for _ in range(2):  # a spoilt partial or a moved branch deserves one fresh start, a lying server no more
-            path = folder / f"{file.blob_name}.partial"
+            path = file.partial_path(folder)
             try:
                 self._retrying(file, partial(self._transfer, file, path), partial(partial_size, path))
                 if self._verified(file, path):
@@ -130,7 +127,7 @@ class Downloader:
             except OSError as error:
                 raise storage_error(error, folder) from error
         raise BrokenFile(
-            f"{file.label} from {httpx.URL(file.url).host} is not what was promised; try again or use another hub "
+            f"{file.label} from {httpx.URL(file.urls[0]).host} is not what was promised; try again or use another hub "
             "or mirror."
         )
 
@@ -151,7 +148,7 @@ class Downloader:
             self._raise_for_status(response, file)
             length = response.headers.get("X-Linked-Size") or response.headers.get("Content-Length")
         if etag is None or length is None or not length.isdecimal():
-            raise DownloadFailed(f"{file.url} reports no size or entity tag; use another hub or mirror.")
+            raise DownloadFailed(f"{file.urls[0]} reports no size or entity tag; use another hub or mirror.")
         digest = file.digest or (Digest(etag) if _SHA256.fullmatch(etag) else None)
         return replace(file, size_bytes=int(length), digest=digest, etag=etag)
 
@@ -210,13 +207,13 @@ class Downloader:
         self, method: str, file: RemoteFile, headers: dict[str, str]
     ) -> Iterator[tuple[httpx.Response, str | None]]:
         """The answer behind all redirects and the entity tag the hub gave for it; closes the connection after."""
-        target = httpx.URL(file.url)
+        target = home = httpx.URL(file.urls[0])
         at_home = True
         linked_etag: str | None = None
         for _ in range(MAX_REDIRECTS + 1):
             # Once away from its own host a request never carries the token again.
-            at_home = at_home and _origin(target) == self._token_origin
-            credentials = {"Authorization": f"Bearer {self._token}"} if at_home and self._token else {}
+            at_home = at_home and origin_of(str(target)) == origin_of(str(home))
+            credentials = self._credentials.header_for(str(target)) if at_home else {}
             request = self._client.build_request(method, target, headers=headers | credentials)
             response = self._client.send(request, stream=True)
             try:
@@ -227,7 +224,7 @@ class Downloader:
                 target = _redirect_target(target, response, file)
             finally:
                 response.close()
-        raise DownloadFailed(f"{file.url} redirects more than {MAX_REDIRECTS} times; use another hub or mirror.")
+        raise DownloadFailed(f"{file.urls[0]} redirects more than {MAX_REDIRECTS} times; use another hub or mirror.")
 
     def _raise_for_status(self, response: httpx.Response, file: RemoteFile) -> None:
         status = response.status_code
@@ -251,7 +248,7 @@ class Downloader:
         reason = str(error) or type(error).__name__
         if failures >= self._policy.attempts:
             raise DownloadFailed(
-                f"{file.label} could not be downloaded from {httpx.URL(file.url).host} in {failures} attempts "
+                f"{file.label} could not be downloaded from {httpx.URL(file.urls[0]).host} in {failures} attempts "
                 f"({reason}); pull again to resume."
             ) from error
         delay_s = self._policy.delay_s(failures)
@@ -259,6 +256,12 @@ class Downloader:
             delay_s = max(delay_s, error.retry_after_s)
         self._reporter.say(f"the connection broke ({reason}), trying again")
         self._reporter.wait(delay_s)
+
+
+def credited_bytes(folder: Path, file: RemoteFile) -> int:
+    """Bytes of an identified file that a partial in `folder` already holds and that need not be fetched again."""
+    size_bytes = partial_size(file.partial_path(folder))
+    return size_bytes if size_bytes <= (file.size_bytes or 0) else 0
 
 
 def partial_size(path: Path) -> int:
@@ -269,18 +272,13 @@ def partial_size(path: Path) -> int:
         return 0
 
 
-def _origin(url: httpx.URL) -> tuple[str, str, int | None]:
-    default_port = {"http": 80, "https": 443}.get(url.scheme)
-    return url.scheme, url.host, url.port or default_port
-
-
 def _redirect_target(target: httpx.URL, response: httpx.Response, file: RemoteFile) -> httpx.URL:
     try:
         location = target.join(response.headers["Location"])
     except httpx.InvalidURL as error:
-        raise DownloadFailed(f"{file.url} redirects to an address that is not valid; use another mirror.") from error
+        raise DownloadFailed(f"{file.urls[0]} redirects to an invalid address; use another mirror.") from error
     if location.scheme not in ("http", "https") or (target.scheme == "https" and location.scheme != "https"):
-        raise DownloadFailed(f"{file.url} redirects to an unsafe {location.scheme} address; use another mirror.")
+        raise DownloadFailed(f"{file.urls[0]} redirects to an unsafe {location.scheme} address; use another mirror.")
     return location
 
 
