@@ -1,47 +1,76 @@
-"""A small model hub over a loopback socket that can misbehave: a stand-in for huggingface.co.
+"""A small model hub over a loopback socket that can misbehave: a stand-in for huggingface.co and modelscope.cn.
 
-Serves model info (with sizes and digests) and files by `resolve`, with ranges and entity tags.
-Faults are plain attributes that a test sets before or between requests.
+Repositories and faults are plain attributes that a test sets before or between requests; the HTTP
+is in `tests.fakes.hub_handler`.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
-import re
 import socket
 import threading
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from functools import lru_cache
+from http.server import ThreadingHTTPServer
 from typing import Any, Self
-from urllib.parse import unquote, urlsplit
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
-CHUNK_BYTES = 16 * 1024
+OTHER_COMMIT = "fedcba9876543210fedcba9876543210fedcba98"
 
 
 @dataclass
 class FakeRepo:
+    """`files` is what `commit` and the branch main hold; `gated` keeps the bytes from whoever has no right token."""
+
     files: dict[str, bytes]
     commit: str = COMMIT
     license: str | None = "apache-2.0"
     gated: bool = False
     lfs_suffixes: tuple[str, ...] = (".safetensors", ".gguf")
+    history: dict[str, dict[str, bytes]] = field(default_factory=dict)
+
+    def push(self, files: dict[str, bytes], commit: str = OTHER_COMMIT) -> None:
+        """Make `files` the newest commit; the older one can still be asked for by its id."""
+        self.history[self.commit] = self.files
+        self.files, self.commit = files, commit
+
+    def at(self, revision: str | None) -> tuple[str, dict[str, bytes]] | None:
+        """The commit that a revision stands for and its files."""
+        if revision in (None, "main", "master", self.commit):
+            return self.commit, self.files
+        return (revision, self.history[revision]) if revision in self.history else None
 
 
 @dataclass
 class Faults:
-    """What goes wrong.  Lists are used up, one entry per file request; None in them means no fault."""
+    """What goes wrong.  Lists are used up, one entry per request for a file's bytes; None in them means no fault.
+
+    `drop_every_bytes` cuts each answer with bytes short; `contents_after_cut` then replaces files, once.
+    `drip_bytes_per_s` is the rate of each answer with bytes.  `api_body` is sent in place of every
+    listing, `api_padding_bytes` of white space before it.  `link_base` is the address that links to
+    further pages name, by default the hub's own.
+    """
 
     drop_after_bytes: list[int | None] = field(default_factory=list)
     stall_after_bytes: list[int | None] = field(default_factory=list)
     statuses: list[int | None] = field(default_factory=list)
+    drop_every_bytes: int | None = None
+    contents_after_cut: dict[str, bytes] = field(default_factory=dict)
+    drip_bytes_per_s: int | None = None
+    retry_after: str | None = None
     ignore_range: bool = False
     wrong_bytes: bool = False
     hide_digests: bool = False
     stall_everything: bool = False
     required_token: str | None = None
     redirect_files_to: str | None = None
+    redirect_api_to: str | None = None
+    redirect_status: int = 302
+    api_statuses: list[int | None] = field(default_factory=list)
+    api_body: bytes | None = None
+    api_padding_bytes: int = 0
+    page_size: int = 1000
+    link_base: str | None = None
 
 
 @dataclass(frozen=True)
@@ -56,14 +85,20 @@ class FakeHub:
     """`with FakeHub() as hub:` listens on `hub.endpoint` until the block ends."""
 
     def __init__(self) -> None:
+        from tests.fakes.hub_handler import HubHandler
+
         self.repos: dict[str, FakeRepo] = {}
         self.faults = Faults()
         self.requests: list[SeenRequest] = []
+        self.sent_bytes = 0
+        """Bytes of files that were sent, over all requests."""
+        self.lock = threading.Lock()
+        """Held to change what requests share."""
         self.released = threading.Event()
         """Ends every stall."""
         self.stalled = threading.Event()
         """Set once a request stalls."""
-        self._server = _Server(("127.0.0.1", 0), _Handler)
+        self._server = HubServer(("127.0.0.1", 0), HubHandler)
         self._server.hub = self
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02})
         self.endpoint = f"http://127.0.0.1:{self._server.server_address[1]}"
@@ -84,8 +119,26 @@ class FakeHub:
 
     def file_requests(self, file: str = "") -> list[SeenRequest]:
         """GET requests for the bytes of files whose path ends in `file`."""
-        return [seen for seen in self.requests if seen.method == "GET" and _RESOLVE.match(seen.path + "?")
-                and seen.path.endswith(file)]  # fmt: skip
+        return [
+            seen
+            for seen in list(self.requests)
+            if seen.method == "GET" and "/resolve/" in seen.path and seen.path.endswith(file)
+        ]
+
+    def api_requests(self) -> list[SeenRequest]:
+        """Requests that were not for a file."""
+        return [seen for seen in list(self.requests) if "/resolve/" not in seen.path]
+
+
+class HubServer(ThreadingHTTPServer):
+    """The socket of one hub; its threads are joined when it closes."""
+
+    daemon_threads = False
+    request_queue_size = 64
+    hub: FakeHub
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that hangs up is part of the tests."""
 
 
 def unused_endpoint() -> str:
@@ -95,154 +148,11 @@ def unused_endpoint() -> str:
         return f"http://127.0.0.1:{listener.getsockname()[1]}"
 
 
+@lru_cache(maxsize=64)
 def sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
+@lru_cache(maxsize=64)
 def git_blob_id(content: bytes) -> str:
     return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
-
-
-_INFO = re.compile(r"/api/models/([^/]+/[^/]+)(?:/revision/([^?]+))?\?")
-_RESOLVE = re.compile(r"/([^/]+/[^/]+)/resolve/([^/]+)/([^?]+)\?")
-
-
-class _Server(ThreadingHTTPServer):
-    daemon_threads = False
-    hub: FakeHub
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that hangs up is part of the tests."""
-
-
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    timeout = 10
-    server: _Server
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-    def do_HEAD(self) -> None:
-        self._answer(with_body=False)
-
-    def do_GET(self) -> None:
-        self._answer(with_body=True)
-
-    def _answer(self, *, with_body: bool) -> None:
-        hub = self.server.hub
-        headers = self.headers
-        hub.requests.append(
-            SeenRequest(self.command, urlsplit(self.path).path, headers.get("Authorization"), headers.get("Range"))
-        )
-        self.close_connection = True
-        if hub.faults.stall_everything:
-            self._stall()
-            return
-        target = unquote(self.path) + ("" if "?" in self.path else "?")
-        if match := _INFO.match(target):
-            self._model_info(match[1], match[2])
-        elif match := _RESOLVE.match(target):
-            self._file(match[1], match[2], match[3], with_body=with_body)
-        else:
-            self._send(404, b"")
-
-    def _stall(self) -> None:
-        self.server.hub.stalled.set()
-        self.server.hub.released.wait(30)
-
-    def _denied(self, repo: FakeRepo | None) -> bool:
-        if repo is None:
-            self._send(404, b"", {"X-Error-Code": "RepoNotFound"})
-            return True
-        token = self.server.hub.faults.required_token
-        if repo.gated:
-            self._send(403, b"", {"X-Error-Code": "GatedRepo"})
-            return True
-        if token is not None and self.headers.get("Authorization") != f"Bearer {token}":
-            self._send(401, b"", {"X-Error-Code": "RepoNotFound"})
-            return True
-        return False
-
-    def _model_info(self, repo_id: str, revision: str | None) -> None:
-        repo = self.server.hub.repos.get(repo_id)
-        if self._denied(repo):
-            return
-        assert repo is not None
-        if revision not in (None, "main", repo.commit):
-            self._send(404, b"", {"X-Error-Code": "RevisionNotFound"})
-            return
-        siblings = [self._sibling(repo, name, content) for name, content in repo.files.items()]
-        card = {"license": repo.license} if repo.license else None
-        info = {"id": repo_id, "sha": repo.commit, "siblings": siblings, "cardData": card}
-        self._send(200, json.dumps(info).encode(), {"Content-Type": "application/json"})
-
-    def _sibling(self, repo: FakeRepo, name: str, content: bytes) -> dict[str, Any]:
-        if self.server.hub.faults.hide_digests:
-            return {"rfilename": name}
-        sibling: dict[str, Any] = {"rfilename": name, "size": len(content), "blobId": git_blob_id(content)}
-        if name.endswith(repo.lfs_suffixes):
-            sibling["lfs"] = {"sha256": sha256(content), "size": len(content), "pointerSize": 130}
-        return sibling
-
-    def _file(self, repo_id: str, commit: str, name: str, *, with_body: bool) -> None:
-        hub = self.server.hub
-        repo = hub.repos.get(repo_id)
-        if self._denied(repo):
-            return
-        assert repo is not None
-        if commit != repo.commit or name not in repo.files:
-            self._send(404, b"", {"X-Error-Code": "EntryNotFound"})
-            return
-        if with_body and hub.faults.statuses and (status := hub.faults.statuses.pop(0)):
-            self._send(status, b"")
-            return
-        content = repo.files[name]
-        if hub.faults.redirect_files_to is not None:
-            location = f"{hub.faults.redirect_files_to}{self.path}"
-            self._send(302, b"", {"Location": location, "X-Linked-ETag": f'"{sha256(content)}"'})
-            return
-        self._send_file(content, with_body=with_body)
-
-    def _send_file(self, content: bytes, *, with_body: bool) -> None:
-        faults = self.server.hub.faults
-        etag = {"ETag": f'"{git_blob_id(content)}"', "Accept-Ranges": "bytes"}
-        body = bytes(byte ^ 0xFF for byte in content) if faults.wrong_bytes else content
-        match = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
-        if match is None or faults.ignore_range:
-            self._send(200, body, etag, with_body=with_body, may_break=True)
-            return
-        start = int(match[1])
-        if start >= len(body):
-            self._send(416, b"", {"Content-Range": f"bytes */{len(body)}"})
-            return
-        content_range = f"bytes {start}-{len(body) - 1}/{len(body)}"
-        self._send(206, body[start:], etag | {"Content-Range": content_range}, with_body=with_body, may_break=True)
-
-    def _send(
-        self,
-        status: int,
-        body: bytes,
-        headers: dict[str, str] | None = None,
-        *,
-        with_body: bool = True,
-        may_break: bool = False,
-    ) -> None:
-        self.send_response(status)
-        for name, value in (headers or {}).items():
-            self.send_header(name, value)
-        self.send_header("Content-Length", str(len(body)))
-        self.send_header("Connection", "close")
-        self.end_headers()
-        if self.command == "HEAD" or not with_body:
-            return
-        faults = self.server.hub.faults
-        drop = faults.drop_after_bytes.pop(0) if may_break and faults.drop_after_bytes else None
-        stall = faults.stall_after_bytes.pop(0) if may_break and faults.stall_after_bytes else None
-        stop = min(count for count in (drop, stall, len(body)) if count is not None)
-        for offset in range(0, stop, CHUNK_BYTES):
-            self.wfile.write(body[offset : min(offset + CHUNK_BYTES, stop)])
-        self.wfile.flush()
-        if stall is not None:
-            self._stall()
-            self.wfile.write(body[stop:])

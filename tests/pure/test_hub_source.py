@@ -80,7 +80,7 @@ def test_what_the_hub_refuses(hub: FakeHub) -> None:
         list_repo(hub.endpoint, RepoId("org/missing"), None, None)
     with pytest.raises(ModelNotFound, match="no revision v9"):
         list_repo(hub.endpoint, REPO, Revision("v9"), None)
-    hub.repos["org/repo"].gated = True
+    hub.faults.api_statuses = [403]
     with pytest.raises(AccessDenied, match="accept its terms"):
         list_repo(hub.endpoint, REPO, None, "token")
 
