@@ -7,6 +7,7 @@ StoreError
  ├── BrokenFile          422  truncated, lying about its lengths, or not the bytes that were promised
  ├── AccessDenied        403  gated or private on the hub
  ├── ModelBusy           409  another pull or removal of the same repository is running
+ ├── ModelNotOwned       409  the model is in a registered folder, which Quire only reads
  ├── Cancelled           499  the caller asked to stop
  ├── HubUnreachable      503  no endpoint of the model hub answered in time
  ├── DownloadFailed      502  a source answered, but the bytes could not be had
@@ -78,6 +79,13 @@ class ModelBusy(StoreError):
 
     status = 409
     code = "model_busy"
+
+
+class ModelNotOwned(StoreError):
+    """The model is in a folder that was registered to be read; Quire neither writes nor deletes there."""
+
+    status = 409
+    code = "model_not_owned"
 
 
 class Cancelled(StoreError):

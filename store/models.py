@@ -19,7 +19,8 @@ from pathlib import Path
 import msgspec
 
 from store import catalog
-from store.errors import InvalidName, ModelNotFound, UnsupportedFormat
+from store.errors import InvalidName, ModelNotFound, ModelNotOwned, UnsupportedFormat
+from store.external import ExternalModel, external_models, find_external
 from store.hf_cache import RepoCache
 from store.locks import repo_lock_now
 from store.names import CommitId, ModelName, RepoFile, RepoId, parse_model_name
@@ -32,8 +33,8 @@ _MAX_MANIFEST_BYTES = 1024 * 1024
 class InstalledModel(msgspec.Struct, frozen=True):
     """A model that can be opened: `path` is a directory with config.json or a .gguf file.
 
-    `digest` is the sha256 of a single file, or of the list of digests of several; it is empty for a
-    `path` source.  `modified_at` is in seconds since the epoch.
+    `digest` is the sha256 of a single file, or of the list of digests of several; it may be empty for
+    the sources `path` and `external`.  `modified_at` is in seconds since the epoch.
     """
 
     name: str
@@ -96,9 +97,12 @@ class ModelStore:
         self._serves_paths = serves_paths
 
     def list(self) -> list[InstalledModel]:
-        """All installed models whose files are still there, by name."""
-        models = [model for _, manifest in self._manifests() if (model := self._installed(manifest))]
-        return sorted(models, key=lambda model: model.name.casefold())
+        """All installed models whose files are still there, and those of registered folders, by name."""
+        by_name = {model.name.casefold(): _external(model) for model in external_models(self.root)}
+        for _, manifest in self._manifests():
+            if model := self._installed(manifest):
+                by_name[model.name.casefold()] = model
+        return [by_name[name] for name in sorted(by_name)]
 
     def find(self, name: str) -> InstalledModel:
         """The model of that name, or the directory or GGUF file at that path.
@@ -111,10 +115,11 @@ class ModelStore:
             if not self._serves_paths:
                 raise ModelNotFound("Models are served by name here, not by path; `quire list` shows the names.")
             return _model_at_path(parsed)
-        model = self.find_pulled(parsed)
-        if model is None:
-            raise ModelNotFound(_not_installed(parsed))
-        return model
+        if model := self.find_pulled(parsed):
+            return model
+        if external := find_external(self.root, parsed, _hub_name(parsed)):
+            return _external(external)
+        raise ModelNotFound(_not_installed(parsed))
 
     def find_pulled(self, name: ModelName) -> InstalledModel | None:
         """The complete installed model that `name` stands for, if there is one."""
@@ -139,12 +144,17 @@ class ModelStore:
     def remove(self, name: str) -> int:
         """Delete a model's manifest and every file that no other model or snapshot needs; bytes freed.
 
-        Raises ModelNotFound, InvalidName or ModelBusy.
+        Raises ModelNotFound, InvalidName, ModelNotOwned or ModelBusy.
         """
         parsed = parse_model_name(name)
         if parsed.kind == "path":
             raise InvalidName(f"{parsed.text} is not a pulled model; Quire leaves files of yours to you.")
         found = next(self._matching(parsed), None)
+        if found is None and (external := find_external(self.root, parsed, _hub_name(parsed))):
+            raise ModelNotOwned(
+                f"{external.name} is in {external.folder}, which Quire only reads; delete it there yourself, or "
+                f"take the folder off the list with `quire disk remove {external.folder}`."
+            )
         if found is None:
             raise ModelNotFound(f"{parsed.text} is not installed; `quire list` shows what is.")
         path, manifest = found
@@ -194,6 +204,22 @@ class ModelStore:
             sampling_defaults=manifest.sampling_defaults,
             license=manifest.license,
         )
+
+
+def _hub_name(name: ModelName) -> ModelName:
+    """What an alias stands for on the hub; any other name is its own."""
+    return parse_model_name(hub_reference(name)) if name.kind == "alias" else name
+
+
+def _external(model: ExternalModel) -> InstalledModel:
+    return InstalledModel(
+        name=model.name,
+        path=model.path,
+        size_bytes=model.size_bytes,
+        source="external",
+        digest=model.digest,
+        modified_at=model.modified_at,
+    )
 
 
 def _combined_digest(files: tuple[ManifestFile, ...]) -> str:

@@ -120,6 +120,11 @@ class DataRoot:
     def logs(self) -> Path:
         return self.root / "logs"
 
+    @property
+    def external_list(self) -> Path:
+        """Which folders of others are read too; see `store.external`."""
+        return self.root / "external.json"
+
     def library_environment(self, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
         """Variables for child processes so that no library writes anything large elsewhere.
 
