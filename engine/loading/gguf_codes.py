@@ -15,7 +15,7 @@ from engine.api.errors import BrokenCheckpoint
 from engine.layers.packed_weight import GROUP_INPUTS, Bits, CodedRows, empty_rows
 from engine.loading.gguf_dequantize import dequantize, k_scales
 from engine.loading.quantize import quantize_into, row_chunks
-from store.formats.gguf import GGUF_BLOCK_SIZES
+from store.formats.gguf_types import GGUF_BLOCK_SIZES
 
 Coded = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """Codes [groups, 4 bits], scales and minimums [groups], as in `CodedRows`."""

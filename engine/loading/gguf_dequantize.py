@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import torch
 
-from store.formats.gguf import GGUF_BLOCK_SIZES
+from store.formats.gguf_types import GGUF_BLOCK_SIZES
 
 _CHUNK_ELEMENTS = 1 << 18
 _PLAIN_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}

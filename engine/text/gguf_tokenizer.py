@@ -18,7 +18,7 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
 from engine.api.errors import BrokenCheckpoint, UnsupportedModel
-from store.formats.gguf import GgufStrings
+from store.formats.gguf_strings import GgufStrings
 
 SPACE = "\u2581"
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4

@@ -4,7 +4,8 @@ Standard library only.  Every length in the file is checked against the bytes th
 before anything is allocated for it, so a truncated or hostile file costs one `BrokenFile` and
 no memory.  Vocabularies are found but not decoded: only the tokenizer needs their strings.
 Used by `store` for facts, by `engine.text` for the tokenizer and by
-`engine.loading` for the weights; what a key or a tensor means is theirs to know.
+`engine.loading` for the weights; what a key or a tensor means is theirs to know.  Models that are split
+into several files are put together by `store.formats.gguf_parts`.
 
 Layout: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
@@ -12,126 +13,44 @@ Layout: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 from __future__ import annotations
 
 import math
-import mmap
 import struct
-from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from itertools import repeat
 from pathlib import Path
 from typing import Any
 
 from store.errors import BrokenFile
+from store.formats import limits
+from store.formats.byte_source import ByteSource, open_local
+from store.formats.gguf_strings import STRING_LENGTH, GgufStrings
+from store.formats.gguf_types import GGUF_TENSOR_TYPES
 
 GGUF_MAGIC = b"GGUF"
 SUPPORTED_VERSIONS = (2, 3)
 DEFAULT_ALIGNMENT = 32
 
-# Far above any real file (vocabularies reach 300k entries, models some thousands of tensors).
-_MAX_KEYS = 1 << 16
-_MAX_TENSORS = 1 << 18
-_MAX_ARRAY_ITEMS = 1 << 22
-_MAX_STRING_BYTES = 1 << 26
 _MAX_ALIGNMENT = 1 << 20
 _MAX_DIMENSIONS = 4
-_MAX_ARRAY_DEPTH = 4
 
 _STRING = 8
 _ARRAY = 9
 _SCALAR_FORMATS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-_STRING_LENGTH = struct.Struct("<Q")
 _MIN_KEY_BYTES = 8 + 4 + 1
 _MIN_TENSOR_BYTES = 8 + 4 + 8 + 4 + 8
-
-# Id in the file -> name, elements per block, bytes per block (ggml's own table).
-_TENSOR_TYPES = {
-    0: ("F32", 1, 4),
-    1: ("F16", 1, 2),
-    2: ("Q4_0", 32, 18),
-    3: ("Q4_1", 32, 20),
-    6: ("Q5_0", 32, 22),
-    7: ("Q5_1", 32, 24),
-    8: ("Q8_0", 32, 34),
-    9: ("Q8_1", 32, 40),
-    10: ("Q2_K", 256, 84),
-    11: ("Q3_K", 256, 110),
-    12: ("Q4_K", 256, 144),
-    13: ("Q5_K", 256, 176),
-    14: ("Q6_K", 256, 210),
-    15: ("Q8_K", 256, 292),
-    16: ("IQ2_XXS", 256, 66),
-    17: ("IQ2_XS", 256, 74),
-    18: ("IQ3_XXS", 256, 98),
-    19: ("IQ1_S", 256, 50),
-    20: ("IQ4_NL", 32, 18),
-    21: ("IQ3_S", 256, 110),
-    22: ("IQ2_S", 256, 82),
-    23: ("IQ4_XS", 256, 136),
-    24: ("I8", 1, 1),
-    25: ("I16", 1, 2),
-    26: ("I32", 1, 4),
-    27: ("I64", 1, 8),
-    28: ("F64", 1, 8),
-    29: ("IQ1_M", 256, 56),
-    30: ("BF16", 1, 2),
-    34: ("TQ1_0", 256, 54),
-    35: ("TQ2_0", 256, 66),
-    39: ("MXFP4", 32, 17),
-    40: ("NVFP4", 64, 36),
-    41: ("Q1_0", 128, 18),
-}
-
-GGUF_BLOCK_SIZES: dict[str, tuple[int, int]] = {
-    name: (elements, num_bytes) for name, elements, num_bytes in _TENSOR_TYPES.values()
-}
-"""Tensor type -> (elements per block, bytes per block)."""
 
 
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
-    """One row of the tensor table; `shape` is row-major (torch order), `offset` counts from the start of the file."""
+    """One row of the tensor table; `shape` is row-major (torch order), `offset` counts from the start of its file.
+
+    `part` says which file that is, where a model is split into several.
+    """
 
     name: str
     shape: tuple[int, ...]
     type_name: str
     offset: int
     num_bytes: int
-
-
-class GgufStrings(Collection[str]):
-    """A string array, kept as the bytes that it takes in the file and decoded anew by each iteration.
-
-    A vocabulary takes a tenth of the memory and time that its strings would.  What is not UTF-8 becomes U+FFFD.
-    Equal to a list of the same strings.
-    """
-
-    __slots__ = ("_count", "_encoded")
-
-    def __init__(self, encoded: bytes, count: int) -> None:
-        """`encoded` is `count` times a length and as many bytes, which the caller has checked."""
-        self._encoded = encoded
-        self._count = count
-
-    def __len__(self) -> int:
-        return self._count
-
-    def __iter__(self) -> Iterator[str]:
-        encoded, read_length = self._encoded, _STRING_LENGTH.unpack_from
-        end = 0
-        for _ in repeat(None, self._count):
-            start = end + 8
-            end = start + read_length(encoded, end)[0]
-            yield encoded[start:end].decode("utf-8", "replace")
-
-    def __contains__(self, item: object) -> bool:
-        return any(string == item for string in self)
-
-    def __eq__(self, other: object) -> bool:
-        return list(self) == list(other) if isinstance(other, GgufStrings | list) else NotImplemented
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def __repr__(self) -> str:
-        return f"GgufStrings({list(self)!r})"
+    part: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,51 +66,64 @@ class GgufHeader:
     alignment: int
 
 
-def read_gguf_header(path: Path) -> GgufHeader:
-    """Parse the header of `path` and check the tensor table against the size of the file.
+def read_gguf_header(path: Path, *, longest_array: int = limits.MAX_ARRAY_ITEMS) -> GgufHeader:
+    """The header of the file at `path`, as `parse_gguf_header` gives it."""
+    with open_local(path) as source:
+        return parse_gguf_header(source, longest_array=longest_array)
 
-    Raises `BrokenFile` for anything but a whole GGUF file of a supported version.
+
+def parse_gguf_header(source: ByteSource, *, longest_array: int = limits.MAX_ARRAY_ITEMS) -> GgufHeader:
+    """Parse the header and check the tensor table against the size of the file.
+
+    Arrays of more than `longest_array` items are passed over and not part of the metadata: facts need no
+    vocabulary.  Raises `BrokenFile` for anything but a whole GGUF file of a supported version.
     """
-    try:
-        with path.open("rb") as file:
-            if path.stat().st_size == 0:
-                raise _broken(path.name, "it is empty")
-            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
-                return _read_header(_Reader(view, path.name))
-    except OSError as error:
-        raise BrokenFile(
-            f"{path.name} cannot be read ({error.strerror or error}); check the file, or pull the model again."
-        ) from error
-
-
-def _broken(file_name: str, reason: str) -> BrokenFile:
-    return BrokenFile(f"{file_name} is not a sound GGUF file: {reason}; remove it and pull the model again.")
+    reader = _Reader(source, longest_array)
+    if reader.size == 0:
+        raise reader.broken("it is empty")
+    if not reader.window(4, "its first letters")[0].startswith(GGUF_MAGIC):
+        raise reader.broken("it does not begin with the letters GGUF")
+    reader.position = 4
+    return _read_header(reader)
 
 
 class _Reader:
-    """A position in the mapped file; every read checks what is left first."""
+    """A position in the file and the bytes around it; every read checks what is left first."""
 
-    def __init__(self, view: mmap.mmap, file_name: str) -> None:
-        self.view = view
-        self.size = len(view)
+    def __init__(self, source: ByteSource, longest_array: int) -> None:
+        self.source = source
+        self.size = limits.MAX_SIZE if source.size_bytes is None else source.size_bytes
+        self.longest_array = longest_array
         self.position = 0
-        self.file_name = file_name
         self.num_array_items = 0
+        self._window = b""
+        self._window_start = 0
 
     def broken(self, reason: str) -> BrokenFile:
-        return _broken(self.file_name, reason)
+        return BrokenFile(f"{self.source.name} is not a sound GGUF file: {reason}; {self.source.remedy}.")
 
-    def require(self, num_bytes: int, what: str) -> None:
-        if num_bytes > self.size - self.position:
-            raise self.broken(f"it ends within {what}")
+    def window(self, num_bytes: int, what: str) -> tuple[bytes, int]:
+        """Bytes of the file and the index of the position in them, from which `num_bytes` are there."""
+        start = self.position - self._window_start
+        if not 0 <= start <= len(self._window) - num_bytes:
+            self._require(num_bytes, what)
+            self._window = b""
+            self._window = self.source.fetch(self.position, num_bytes)
+            self._window_start, start = self.position, 0
+            if len(self._window) < num_bytes:
+                raise self.broken(f"it ends within {what}")
+        return self._window, start
+
+    def skip(self, num_bytes: int, what: str) -> None:
+        self._require(num_bytes, what)
+        self.position += num_bytes
 
     def unpack(self, format_: str, count: int, what: str) -> tuple[Any, ...]:
         """`count` little-endian values of one struct format character."""
-        self.require(struct.calcsize(f"<{format_}") * count, what)
         layout = struct.Struct(f"<{count}{format_}")
-        values = layout.unpack_from(self.view, self.position)
+        window, start = self.window(layout.size, what)
         self.position += layout.size
-        return values
+        return layout.unpack_from(window, start)
 
     def scalar(self, format_: str, what: str) -> Any:
         return self.unpack(format_, 1, what)[0]
@@ -203,37 +135,48 @@ class _Reader:
             raise self.broken(f"it claims {count:,} {what}, more than it can hold")
         return count
 
-    def identifier(self, what: str) -> str:
+    def name(self, what: str) -> str:
+        """The identifier of a key or a tensor."""
         try:
-            return self.bytes(what).decode("utf-8")
+            name = self.bytes(what, limits.MAX_NAME_BYTES).decode("utf-8")
         except UnicodeDecodeError as error:
             raise self.broken(f"{what} is not UTF-8") from error
+        if not limits.is_safe_name(name):
+            raise self.broken(f"{what} is named {name[:60]!a}, as none can be")
+        return name
 
-    def bytes(self, what: str) -> bytes:
-        length = self.count(_MAX_STRING_BYTES, 1, f"bytes in {what}")
+    def bytes(self, what: str, limit: int = limits.MAX_STRING_BYTES) -> bytes:
+        length = self.count(limit, 1, f"bytes in {what}")
+        window, start = self.window(length, what)
         self.position += length
-        return self.view[self.position - length : self.position]
+        return window[start : start + length]
+
+    def _require(self, num_bytes: int, what: str) -> None:
+        if num_bytes > self.size - self.position:
+            raise self.broken(f"it ends within {what}")
+        if self.position + num_bytes > limits.MAX_HEADER_BYTES:
+            raise self.broken(f"its header is longer than {limits.MAX_HEADER_BYTES >> 20} MiB")
 
 
 def _read_header(reader: _Reader) -> GgufHeader:
-    if reader.view[:4] != GGUF_MAGIC:
-        raise reader.broken("it does not begin with the letters GGUF")
-    reader.position = 4
+    """What follows the magic letters."""
     version = reader.scalar("I", "the version")
     if version not in SUPPORTED_VERSIONS:
         raise reader.broken(f"its version {version} is not one of {SUPPORTED_VERSIONS}")
-    num_tensors = reader.count(_MAX_TENSORS, _MIN_TENSOR_BYTES, "tensors")
-    num_keys = reader.count(_MAX_KEYS, _MIN_KEY_BYTES, "metadata keys")
+    num_tensors = reader.count(limits.MAX_TENSORS, _MIN_TENSOR_BYTES, "tensors")
+    num_keys = reader.count(limits.MAX_KEYS, _MIN_KEY_BYTES, "metadata keys")
     metadata: dict[str, Any] = {}
     for _ in range(num_keys):
-        key = reader.identifier("a metadata key")
+        key = reader.name("a metadata key")
         if key in metadata:
             raise reader.broken(f"the metadata key {key!r} occurs twice")
         metadata[key] = _read_value(reader, reader.scalar("I", "a value type"), key)
     alignment = _alignment(reader, metadata)
     rows = [_read_tensor_row(reader) for _ in range(num_tensors)]
     data_start = reader.position + -reader.position % alignment
-    return GgufHeader(version, metadata, _check_tensors(reader, rows, data_start, alignment), alignment)
+    tensors = _check_tensors(reader, rows, data_start, alignment)
+    kept = {key: value for key, value in metadata.items() if value is not None}
+    return GgufHeader(version, kept, tensors, alignment)
 
 
 def _alignment(reader: _Reader, metadata: dict[str, Any]) -> int:
@@ -244,54 +187,77 @@ def _alignment(reader: _Reader, metadata: dict[str, Any]) -> int:
 
 
 def _read_value(reader: _Reader, type_id: int, key: str, depth: int = 0) -> Any:
+    """A value of the metadata; None for an array that is passed over."""
     if type_id in _SCALAR_FORMATS:
         return reader.scalar(_SCALAR_FORMATS[type_id], key)
     if type_id == _STRING:
         return reader.bytes(key).decode("utf-8", "replace")
     if type_id != _ARRAY:
         raise reader.broken(f"{key!r} has the unknown value type {type_id}")
-    if depth == _MAX_ARRAY_DEPTH:
+    if depth == limits.MAX_ARRAY_DEPTH:
         raise reader.broken(f"{key!r} nests arrays too deeply")
     item_type = reader.scalar("I", key)
     format_ = _SCALAR_FORMATS.get(item_type)
-    min_item_bytes = struct.calcsize(f"<{format_}") if format_ else 8
-    count = reader.count(_MAX_ARRAY_ITEMS - reader.num_array_items, min_item_bytes, f"items in {key!r}")
+    item_bytes = struct.calcsize(f"<{format_}") if format_ else STRING_LENGTH.size
+    limit = limits.MAX_NESTED_ARRAYS if item_type == _ARRAY else limits.MAX_ARRAY_ITEMS - reader.num_array_items
+    count = reader.count(limit, item_bytes, f"items in {key!r}")
     reader.num_array_items += count
+    is_kept = count <= reader.longest_array
     if format_:
-        return list(reader.unpack(format_, count, key))
+        return list(reader.unpack(format_, count, key)) if is_kept else reader.skip(count * item_bytes, key)
     if item_type == _STRING:
-        return _read_strings(reader, count, key)
+        strings = GgufStrings(_read_strings(reader, count, key, is_kept=is_kept))
+        return strings if is_kept else None
     return [_read_value(reader, item_type, key, depth + 1) for _ in range(count)]
 
 
-def _read_strings(reader: _Reader, count: int, key: str) -> GgufStrings:
-    """Check a string array without a method call per entry: vocabularies hold 50k to 300k of them."""
-    view, start = reader.view, reader.position
-    position, read_length = start, _STRING_LENGTH.unpack_from
-    try:
-        for _ in repeat(None, count):
-            (length,) = read_length(view, position)
-            if length > _MAX_STRING_BYTES:
-                raise reader.broken(f"it ends within {key!r}")
-            position += 8 + length
-    except struct.error as error:  # no whole length is left, or the string before ends after the file
-        raise reader.broken(f"it ends within {key!r}") from error
-    reader.require(position - start, repr(key))
-    reader.position = position
-    return GgufStrings(view[start:position], count)
+def _read_strings(reader: _Reader, count: int, key: str, *, is_kept: bool) -> tuple[tuple[bytes, int], ...]:
+    """Check a string array window by window; vocabularies hold 50k to 300k entries."""
+    chunks: list[tuple[bytes, int]] = []
+    what = repr(key)
+    while count:
+        window, start = reader.window(STRING_LENGTH.size, what)
+        num_strings, end = _whole_strings(window, start, count)
+        if num_strings:
+            reader.position += end - start
+            count -= num_strings
+            if is_kept:
+                chunks.append((window[start:end], num_strings))
+            continue
+        (length,) = STRING_LENGTH.unpack_from(window, start)
+        if length > limits.MAX_STRING_BYTES:
+            raise reader.broken(f"it ends within {what}")
+        reader.window(STRING_LENGTH.size + length, what)
+    return tuple(chunks)
+
+
+def _whole_strings(window: bytes, start: int, count: int) -> tuple[int, int]:
+    """How many strings, up to `count`, lie wholly in the window from `start` on, and where they end.
+
+    Without a method call per entry: vocabularies are long.
+    """
+    read_length, last, end = STRING_LENGTH.unpack_from, len(window), start
+    for number in range(count):
+        if end + 8 > last:
+            return number, end
+        following = end + 8 + read_length(window, end)[0]
+        if following > last:
+            return number, end
+        end = following
+    return count, end
 
 
 def _read_tensor_row(reader: _Reader) -> GgufTensor:
     """One row of the table, its offset still relative to the start of the data."""
-    name = reader.identifier("a tensor name")
+    name = reader.name("a tensor")
     num_dimensions = reader.scalar("I", name)
     if not 1 <= num_dimensions <= _MAX_DIMENSIONS:
         raise reader.broken(f"tensor {name!r} has {num_dimensions} dimensions")
     dimensions = reader.unpack("Q", num_dimensions, name)
     type_id = reader.scalar("I", name)
-    if type_id not in _TENSOR_TYPES:
+    if type_id not in GGUF_TENSOR_TYPES:
         raise reader.broken(f"tensor {name!r} has the unknown type {type_id}")
-    type_name, block_elements, block_bytes = _TENSOR_TYPES[type_id]
+    type_name, block_elements, block_bytes = GGUF_TENSOR_TYPES[type_id]
     if 0 in dimensions or dimensions[0] % block_elements:
         raise reader.broken(f"tensor {name!r} has a shape that {type_name} cannot store")
     num_bytes = math.prod(dimensions) // block_elements * block_bytes

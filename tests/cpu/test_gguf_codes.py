@@ -12,7 +12,7 @@ from engine.api.errors import BrokenCheckpoint
 from engine.layers.packed_weight import Bits, pack
 from engine.loading.gguf_codes import code_bits, code_rows
 from engine.loading.gguf_dequantize import SUPPORTED_TYPES, dequantize
-from store.formats.gguf import GGUF_BLOCK_SIZES
+from store.formats.gguf_types import GGUF_BLOCK_SIZES
 
 SHAPE = (20, 512)
 HALVES = {"Q4_0": [0], "Q4_1": [0, 2], "Q5_0": [0], "Q5_1": [0, 2], "Q8_0": [0]}

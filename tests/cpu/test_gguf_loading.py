@@ -17,7 +17,8 @@ from engine.loading.gguf_dequantize import SUPPORTED_TYPES, dequantize
 from engine.loading.loader import load_model
 from engine.models.decoder import DecoderModel
 from engine.models.registry import model_config
-from store.formats.gguf import GGUF_BLOCK_SIZES, GgufHeader, read_gguf_header
+from store.formats.gguf import GgufHeader, read_gguf_header
+from store.formats.gguf_types import GGUF_BLOCK_SIZES
 from tests.fakes.checkpoints import VOCAB_SIZE, write_gguf_checkpoint, write_hf_checkpoint, write_tokenizer
 from tests.fakes.dense_attention import DenseAttention, ragged_metadata
 

@@ -13,7 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from store.errors import BrokenFile
-from store.formats.gguf import GgufStrings, GgufTensor, read_gguf_header
+from store.formats.gguf import GgufTensor, read_gguf_header
+from store.formats.gguf_strings import GgufStrings
 
 U8, I32, U32, F32, BOOL, STRING, ARRAY, U64 = 0, 5, 4, 6, 7, 8, 9, 10
 F32_TENSOR, Q4_0_TENSOR = 0, 2
