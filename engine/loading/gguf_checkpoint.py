@@ -1,4 +1,4 @@
-"""GGUF files: memory-mapped, translated to Hugging Face names and layout, tensor by tensor.
+"""GGUF models, whole or in several files: memory-mapped, translated to Hugging Face names and layout, tensor by tensor.
 
 Quantised matrices are dequantised, or come as rows of codes.  Opened by `engine.loading.checkpoint`.
 """
@@ -20,20 +20,22 @@ from engine.loading.gguf_config import config_from_gguf
 from engine.loading.gguf_dequantize import SUPPORTED_TYPES, dequantize, dequantized_dtype
 from engine.loading.gguf_names import ROPE_FACTORS, hf_name
 from engine.loading.mapped_file import MappedFile
-from store.formats.gguf import GgufTensor, read_gguf_header
+from store.formats.gguf import GgufTensor
+from store.formats.gguf_parts import read_gguf_model
 
 _INTERLEAVED_ARCHITECTURES = frozenset({"llama"})
 _QUERY_OR_KEY = re.compile(r"blk\.\d+\.attn_[qk]\.(weight|bias)")
 
 
 class GgufCheckpoint:
-    """One GGUF file; see `Checkpoint`."""
+    """A GGUF file, or all parts of a model that is split; see `Checkpoint`."""
 
     def __init__(self, path: Path) -> None:
-        """Read the header.  Raises `BrokenFile`, `BrokenCheckpoint` or `UnsupportedModel`."""
-        header = read_gguf_header(path)
-        self._path = path
-        self._file = MappedFile(path)
+        """Read the headers.  Raises `BrokenFile`, `BrokenCheckpoint` or `UnsupportedModel`."""
+        model = read_gguf_model(path)
+        header = model.header
+        self._paths = list(model.paths)
+        self._files = [MappedFile(part) for part in model.paths]
         for tensor in header.tensors.values():
             if tensor.type_name not in SUPPORTED_TYPES:
                 raise UnsupportedModel(
@@ -67,16 +69,16 @@ class GgufCheckpoint:
             else:
                 rows = code_rows(tensor.name, self._bytes(tensor), tensor.type_name, (tensor.shape[0], tensor.shape[1]))
                 yield hf_name(tensor.name), rows.with_rows(partial(self._reorder, tensor))
-            self._file.release(tensor.offset, tensor.num_bytes)
+            self._files[tensor.part].release(tensor.offset, tensor.num_bytes)
 
     def files(self) -> list[Path]:
-        return [self._path]
+        return self._paths
 
     def stored_tensors(self) -> None:
         return None
 
     def _bytes(self, tensor: GgufTensor) -> torch.Tensor:
-        return self._file.view(tensor.offset, tensor.num_bytes)
+        return self._files[tensor.part].view(tensor.offset, tensor.num_bytes)
 
     def _read(self, tensor: GgufTensor) -> torch.Tensor:
         return dequantize(self._bytes(tensor), tensor.type_name, tensor.shape)

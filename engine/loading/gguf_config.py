@@ -58,11 +58,6 @@ def _refuse_unsupported(architecture: str, fields: dict[str, Any]) -> None:
         )
     if fields.get("attention.value_length", fields.get("attention.key_length")) != fields.get("attention.key_length"):
         raise UnsupportedModel("Values of another width than keys are not supported; choose another model.")
-    split_count = fields.get("split.count", 0)
-    if split_count not in (0, 1):
-        raise UnsupportedModel(
-            f"This file is one of {split_count} parts; merge them with llama-gguf-split or choose a whole file."
-        )
 
 
 def _head_dim(fields: dict[str, Any]) -> int:

@@ -18,7 +18,7 @@ from engine.api.errors import BrokenCheckpoint, InvalidParameter
 from engine.text.model_files import read_json_object, read_text_file
 from engine.text.template_sandbox import TEMPLATE_RUN_ERRORS, BoundedTemplate
 from engine.text.tokenizer import Tokenizer
-from store.formats.gguf import read_gguf_header
+from store.formats.gguf_parts import read_gguf_metadata
 
 _PROBE = "quire-content-probe"
 
@@ -97,7 +97,7 @@ def load_chat_template(model: Path, tokenizer: Tokenizer) -> ChatTemplate | None
     BrokenCheckpoint for a template that is not valid Jinja.
     """
     if not model.is_dir():
-        return gguf_chat_template(read_gguf_header(model).metadata, tokenizer)
+        return gguf_chat_template(read_gguf_metadata(model), tokenizer)
     sources = _named_sources(read_json_object(model / "tokenizer_config.json").get("chat_template"))
     file_source = read_text_file(model / "chat_template.jinja")
     if file_source is not None:

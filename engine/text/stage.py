@@ -19,7 +19,7 @@ from engine.api.sampling import SamplingParams
 from engine.text.chat_template import ChatTemplate, gguf_chat_template, load_chat_template
 from engine.text.sequence_text import SequenceText
 from engine.text.tokenizer import Tokenizer, gguf_tokenizer, load_tokenizer
-from store.formats.gguf import read_gguf_header
+from store.formats.gguf_parts import read_gguf_metadata
 
 __all__ = ["SequenceText", "TextStage", "open_text_files"]
 
@@ -150,7 +150,7 @@ def open_text_files(model: Path) -> tuple[Tokenizer, ChatTemplate | None]:
     if model.is_dir():
         tokenizer = load_tokenizer(model)
         return tokenizer, load_chat_template(model, tokenizer)
-    metadata = read_gguf_header(model).metadata
+    metadata = read_gguf_metadata(model)
     tokenizer = gguf_tokenizer(metadata)
     return tokenizer, gguf_chat_template(metadata, tokenizer)
 

@@ -21,7 +21,7 @@ from engine.text.freed_memory import return_freed_memory
 from engine.text.gguf_tokenizer import build_gguf_vocabulary
 from engine.text.model_files import read_json_object
 from engine.text.token_bytes import token_decoding
-from store.formats.gguf import read_gguf_header
+from store.formats.gguf_parts import read_gguf_metadata
 
 
 class Tokenizer:
@@ -109,7 +109,7 @@ def load_tokenizer(model: Path) -> Tokenizer:
     """
     if model.is_dir():
         return _load_directory(model)
-    return gguf_tokenizer(read_gguf_header(model).metadata)
+    return gguf_tokenizer(read_gguf_metadata(model))
 
 
 def empty_tokenizer() -> Tokenizer:

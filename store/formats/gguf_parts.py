@@ -13,6 +13,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from store.errors import BrokenFile
 from store.formats import limits
@@ -38,6 +39,11 @@ def read_gguf_model(path: Path, *, longest_array: int = limits.MAX_ARRAY_ITEMS) 
     header = read_gguf_header(paths[0], longest_array=longest_array)
     others = (read_gguf_header(part, longest_array=0) for part in paths[1:])
     return GgufModel(join_gguf_parts([part.name for part in paths], [header, *others]), paths)
+
+
+def read_gguf_metadata(path: Path) -> dict[str, Any]:
+    """The metadata of the model that the file at `path` is, or is a part of; errors as `read_gguf_header`."""
+    return read_gguf_header(gguf_part_paths(path)[0]).metadata
 
 
 def gguf_part_paths(path: Path) -> list[Path]:

@@ -17,10 +17,12 @@ from engine.loading.gguf_dequantize import SUPPORTED_TYPES, dequantize
 from engine.loading.loader import load_model
 from engine.models.decoder import DecoderModel
 from engine.models.registry import model_config
+from engine.text.stage import open_text_files
 from store.formats.gguf import GgufHeader, read_gguf_header
 from store.formats.gguf_types import GGUF_BLOCK_SIZES
 from tests.fakes.checkpoints import VOCAB_SIZE, write_gguf_checkpoint, write_hf_checkpoint, write_tokenizer
 from tests.fakes.dense_attention import DenseAttention, ragged_metadata
+from tests.fakes.gguf_files import split_gguf
 
 CPU = torch.device("cpu")
 LLAMA3 = {
@@ -133,7 +135,6 @@ def header_of(**metadata: Any) -> GgufHeader:
     ("metadata", "words"),
     [
         ({"llama__expert_count": 8}, "mixture of experts"),
-        ({"split__count": 3}, "one of 3 parts"),
         ({"llama__rope__dimension_count": 8}, "part of each head"),
         ({"llama__attention__value_length": 8, "llama__attention__key_length": 16}, "another width"),
         ({"llama__rope__scaling__type": "yarn", "llama__rope__scaling__attn_factor": 2.0}, "combination"),
@@ -174,3 +175,21 @@ def test_truncated_file_is_refused(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     with pytest.raises(BrokenCheckpoint, match="truncated"):
         open_checkpoint(path)
+
+
+@pytest.mark.parametrize("opened", [0, 2])
+def test_a_model_in_parts_is_the_whole_one(opened: int, tmp_path: Path) -> None:
+    """Whichever part is named; the directory of the parts is a model too."""
+    write_hf_checkpoint(tmp_path, "llama")
+    write_tokenizer(tmp_path)
+    whole, folder = tmp_path / "model.gguf", tmp_path / "parts"
+    write_gguf_checkpoint(whole, tmp_path, "Q8_0")
+    folder.mkdir()
+    parts = [part.rename(folder / part.name) for part in split_gguf(whole, 3)]
+    torch.testing.assert_close(logits(load(parts[opened])), logits(load(whole)), atol=0, rtol=0)
+    assert open_checkpoint(folder).files() == parts
+    tokenizer, template = open_text_files(parts[opened])
+    assert template is not None and tokenizer.encode("the dog") == open_text_files(whole)[0].encode("the dog")
+    parts[1].unlink()
+    with pytest.raises(BrokenCheckpoint, match=r"model-00002-of-00003\.gguf cannot be read"):
+        open_checkpoint(parts[0])

@@ -6,7 +6,6 @@ import struct
 import tracemalloc
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -15,38 +14,22 @@ from hypothesis import strategies as st
 from store.errors import BrokenFile
 from store.formats.gguf import GgufTensor, read_gguf_header
 from store.formats.gguf_strings import GgufStrings
-
-U8, I32, U32, F32, BOOL, STRING, ARRAY, U64 = 0, 5, 4, 6, 7, 8, 9, 10
-F32_TENSOR, Q4_0_TENSOR = 0, 2
-SCALARS = {U8: "<B", U32: "<I", I32: "<i", F32: "<f", BOOL: "<?", U64: "<Q"}
-
-
-def text(value: str) -> bytes:
-    return struct.pack("<Q", len(value.encode())) + value.encode()
-
-
-def value(kind: int, content: Any) -> bytes:
-    return text(content) if kind == STRING else struct.pack(SCALARS[kind], content)
-
-
-def key(name: str, kind: int, content: Any) -> bytes:
-    return text(name) + struct.pack("<I", kind) + value(kind, content)
-
-
-def array(name: str, kind: int, items: list[Any]) -> bytes:
-    head = text(name) + struct.pack("<IIQ", ARRAY, kind, len(items))
-    return head + b"".join(value(kind, item) for item in items)
-
-
-def tensor(name: str, dimensions: tuple[int, ...], kind: int, offset: int) -> bytes:
-    shape = struct.pack(f"<I{len(dimensions)}Q", len(dimensions), *dimensions)
-    return text(name) + shape + struct.pack("<IQ", kind, offset)
-
-
-def gguf(keys: list[bytes], tensors: list[bytes], data: bytes = b"", version: int = 3, alignment: int = 32) -> bytes:
-    header = b"GGUF" + struct.pack("<IQQ", version, len(tensors), len(keys)) + b"".join(keys) + b"".join(tensors)
-    return header + bytes(-len(header) % alignment) + data
-
+from tests.fakes.gguf_files import (
+    ARRAY,
+    BOOL,
+    F32,
+    F32_TENSOR,
+    I32,
+    Q4_0_TENSOR,
+    STRING,
+    U8,
+    U32,
+    array,
+    key,
+    tensor,
+    text,
+)
+from tests.fakes.gguf_files import gguf_bytes as gguf
 
 KEYS = [
     key("general.architecture", STRING, "llama"),
