@@ -5,10 +5,24 @@ from __future__ import annotations
 import functools
 import os
 import platform
+import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
-import llvmlite.binding
+_CPU_INFO = Path("/proc/cpuinfo")
+_IDENTIFYING = ("vendor_id", "cpu family", "model", "stepping", "model name", "flags")
+_FLAGS = {
+    "avx2": "avx2",
+    "fma": "fma",
+    "f16c": "f16c",
+    "avx512f": "avx512f",
+    "avx512bw": "avx512bw",
+    "avx512vnni": "avx512_vnni",
+    "avxvnni": "avx_vnni",
+}
+"""LLVM's names of the features that `choose_isa` asks for, and Linux's."""
 
 DotProduct = Literal["vnni512", "vnni256", "maddubs", "usdot", "widening"]
 
@@ -46,16 +60,57 @@ class HostCpu:
 
 @functools.cache
 def host_cpu() -> HostCpu:
-    """This processor, or the one that `NUMBA_CPU_NAME` and `NUMBA_CPU_FEATURES` put in its place, as numba has it."""
-    name = os.environ.get("NUMBA_CPU_NAME")
-    features = os.environ.get("NUMBA_CPU_FEATURES", "" if name and name.lower() == "generic" else None)
+    """This processor, or the one that `NUMBA_CPU_NAME` and `NUMBA_CPU_FEATURES` put in its place, as numba has it.
+
+    Loads LLVM, for which a start whose kernels are all on disk has no other use.
+    """
+    import llvmlite.binding
+
+    features = _chosen_features()
     if features is None:
         features = llvmlite.binding.get_host_cpu_features().flatten()
-    return HostCpu(name or llvmlite.binding.get_host_cpu_name(), features)
+    return HostCpu(_chosen_name() or llvmlite.binding.get_host_cpu_name(), features)
 
 
 @functools.cache
 def host_isa() -> Isa | None:
     """The way of the processor that kernels are compiled for."""
-    names = {entry[1:] for entry in host_cpu().features.split(",") if entry.startswith("+")}
+    features = _chosen_features()
+    if features is None:
+        flags = _cpu_info().get("flags")
+        if flags is not None:
+            present = {feature for feature, flag in _FLAGS.items() if flag in flags.split()}
+            return choose_isa(platform.machine(), frozenset(present))
+        features = host_cpu().features
+    names = {entry[1:] for entry in features.split(",") if entry.startswith("+")}
     return choose_isa(platform.machine(), frozenset(names))
+
+
+@functools.cache
+def describe_processor() -> str:
+    """The processor that kernels are compiled for, in words that no other shares; they are the system's or LLVM's."""
+    info = _cpu_info()
+    own = [info[field] for field in _IDENTIFYING if field in info] or [host_cpu().name, host_cpu().features]
+    return "\n".join((sys.platform, platform.machine(), *own, str(_chosen_name()), str(_chosen_features())))
+
+
+def _chosen_name() -> str | None:
+    return os.environ.get("NUMBA_CPU_NAME")
+
+
+def _chosen_features() -> str | None:
+    name = _chosen_name()
+    return os.environ.get("NUMBA_CPU_FEATURES", "" if name and name.lower() == "generic" else None)
+
+
+@functools.cache
+def _cpu_info() -> Mapping[str, str]:
+    """What Linux says of the first x86 processor; empty elsewhere."""
+    if not sys.platform.startswith("linux") or platform.machine() != "x86_64":
+        return {}
+    try:
+        first, _, _ = _CPU_INFO.read_text().partition("\n\n")
+    except OSError:
+        return {}
+    pairs = (line.partition(":") for line in first.splitlines())
+    return {name.strip(): value.strip() for name, _, value in pairs}

@@ -35,4 +35,4 @@ class Kernel:
     def file_name(self) -> str:
         """Tells kernels apart on disk."""
         numbers = "".join(f"-{int(constant)}" for constant in self.constants)
-        return f"{self.module.rpartition('.')[2]}.{self.factory}{numbers}.o"
+        return f"{self.module.rpartition('.')[2]}.{self.factory}{numbers}.code"

@@ -5,20 +5,25 @@ from __future__ import annotations
 import inspect
 import logging
 import os
+import platform
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from engine.cpu import catalogue, code_cache
 from engine.cpu.attention_shape import AttentionShape
-from engine.cpu.code_cache import FOLDER_VARIABLE, kernel_address
-from engine.cpu.isa import host_cpu
+from engine.cpu.code_cache import FOLDER_VARIABLE, ObjectCode, kernel_address
+from engine.cpu.code_image import CodeImage
+from engine.cpu.elf_object import Unlinkable
+from engine.cpu.isa import choose_isa, describe_processor, host_cpu, host_isa
 from engine.cpu.kernel import Body, Kernel
 from tests.fakes.checkpoints import write_gguf_checkpoint, write_hf_checkpoint, write_tokenizer
 
+LINKS_ITSELF = sys.platform.startswith("linux") and platform.machine() == "x86_64"
 REPOSITORY = Path(__file__).resolve().parents[2]
 GENERATE = """
 import sys
@@ -27,12 +32,12 @@ llm = LLM(sys.argv[1], device="cpu", max_model_len=128, max_num_seqs=2)
 prompts = [{"prompt_token_ids": list(range(5, 40))}, {"prompt_token_ids": [7, 8]}]
 outputs = llm.generate(prompts, SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True))
 print([output.outputs[0].token_ids for output in outputs])
-print("numba" in sys.modules)
+print([name for name in ("numba", "llvmlite") if name in sys.modules])
 """
 
 
 def start(model: Path, home: Path) -> subprocess.Popen[str]:
-    """An engine in a process of its own, which says what it generates and whether it has loaded numba."""
+    """An engine in a process of its own, which says what it generates and what it has loaded of the compiler."""
     environ = {name: value for name, value in os.environ.items() if name != FOLDER_VARIABLE}
     command = [sys.executable, "-c", GENERATE, str(model)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
@@ -42,28 +47,32 @@ def start(model: Path, home: Path) -> subprocess.Popen[str]:
 def answer(process: subprocess.Popen[str]) -> tuple[str, str]:
     stdout, stderr = process.communicate(timeout=120)
     assert process.returncode == 0, stderr
-    tokens, has_numba = stdout.splitlines()
-    return tokens, has_numba
+    tokens, loaded = stdout.splitlines()
+    return tokens, loaded
 
 
-def test_later_starts_load_no_numba_and_say_the_same(tmp_path: Path) -> None:
+COMPILER = "['numba', 'llvmlite']"
+WARM = "[]" if LINKS_ITSELF else "['llvmlite']"
+
+
+def test_later_starts_load_no_compiler_and_say_the_same(tmp_path: Path) -> None:
     """After two first starts at once, on an empty cache."""
     write_hf_checkpoint(tmp_path, "llama")
     write_tokenizer(tmp_path)
     model, home = tmp_path / "model.gguf", tmp_path / "home"
     write_gguf_checkpoint(model, tmp_path, "Q4_0")
     first = [start(model, home) for _ in range(2)]
-    (tokens, has_numba), other = (answer(process) for process in first)
-    assert (tokens, has_numba) == other
-    assert has_numba == "True"
-    assert answer(start(model, home)) == (tokens, "False")
-    kernels = sorted(home.rglob("*.o"))
+    (tokens, loaded), other = (answer(process) for process in first)
+    assert (tokens, loaded) == other
+    assert loaded == COMPILER
+    assert answer(start(model, home)) == (tokens, WARM)
+    kernels = sorted(home.rglob("*.code"))
     assert len(kernels) > 10
     assert not list(home.rglob("*.tmp"))
     for path in kernels[-3:]:
         path.write_bytes(path.read_bytes()[:-100])
-    assert answer(start(model, home)) == (tokens, "True")
-    assert answer(start(model, home)) == (tokens, "False")
+    assert answer(start(model, home)) == (tokens, COMPILER)
+    assert answer(start(model, home)) == (tokens, WARM)
 
 
 SHAPE = AttentionShape(64, 3, 28)
@@ -98,12 +107,13 @@ def test_every_kernel_of_the_catalogue_is_tried() -> None:
 
 @pytest.mark.parametrize("name", KERNELS)
 def test_every_kernel_can_be_kept(name: str) -> None:
-    """It refers to nothing that a process without numba lacks."""
-    folder = Path(os.environ[FOLDER_VARIABLE])
+    """It refers to nothing that a process without numba lacks, and where we can link, LLVM need not."""
+    folder, identity = Path(os.environ[FOLDER_VARIABLE]), code_cache._identity()
     for choice in KERNELS[name]:
         kernel = getattr(catalogue, name)(*choice)
         assert kernel_address(kernel, None) != 0
-        path = code_cache._place(kernel, folder, code_cache._identity())
+        path = code_cache._place(kernel, folder, identity)
+        assert isinstance(code_cache._read(path, identity), CodeImage if LINKS_ITSELF else ObjectCode)
         for prefix in (b"NRT_", b"numba_", b"PyErr_", b"PyExc_", b"Py_", b"PyUnicode_"):
             assert prefix not in path.read_bytes()
 
@@ -126,7 +136,7 @@ def load(kernel: Kernel, folder: Path | None) -> int:
 @pytest.mark.parametrize("damage", [lambda code: b"", lambda code: code[:40], lambda code: code[:-1] + b"?"])
 def test_a_damaged_file_is_written_again(damage, folder: Path) -> None:  # type: ignore[no-untyped-def]
     load(ADD, folder)
-    (path,) = folder.rglob("*.o")
+    (path,) = folder.rglob("*.code")
     good = path.read_bytes()
     path.write_bytes(damage(good))
     assert load(ADD, folder) != 0
@@ -135,29 +145,56 @@ def test_a_damaged_file_is_written_again(damage, folder: Path) -> None:  # type:
 
 def test_code_of_another_processor_or_version_is_not_read(folder: Path) -> None:
     load(ADD, folder)
-    (path,) = folder.rglob("*.o")
+    (path,) = folder.rglob("*.code")
     identity = code_cache._identity()
     assert code_cache._read(path, identity) is not None
     assert code_cache._read(path, identity + b"+") is None
-    assert host_cpu().features.encode() in identity
+    assert describe_processor().encode() in identity
 
 
 def test_the_processor_can_be_narrowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = describe_processor()
     monkeypatch.setenv("NUMBA_CPU_NAME", "generic")
     assert (host_cpu.__wrapped__().name, host_cpu.__wrapped__().features) == ("generic", "")
     monkeypatch.setenv("NUMBA_CPU_FEATURES", "+avx2")
     assert host_cpu.__wrapped__().features == "+avx2"
+    assert describe_processor.__wrapped__() != own
 
 
-def test_a_file_that_cannot_be_linked_is_compiled_again(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_system_says_of_the_processor_what_llvm_says() -> None:
+    names = {entry[1:] for entry in host_cpu().features.split(",") if entry.startswith("+")}
+    assert host_isa() == choose_isa(platform.machine(), frozenset(names))
+
+
+@pytest.mark.parametrize(
+    "code",
+    [ObjectCode(b"no object code"), CodeImage(b"\xc3" + bytes(15), 0, (), (("no_such_symbol", 8),))],
+)
+def test_code_that_cannot_be_loaded_is_compiled_again(
+    code: code_cache.Code, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     load(ADD, folder)
-    (path,) = folder.rglob("*.o")
+    (path,) = folder.rglob("*.code")
     good = path.read_bytes()
-    code_cache._write(path, code_cache._identity(), b"no object code")
+    code_cache._write(path, code_cache._identity(), msgspec.msgpack.encode(code))
     with caplog.at_level(logging.WARNING):
         assert load(ADD, folder) != 0
     assert "compiled again" in caplog.text
     assert path.read_bytes() == good
+
+
+def test_llvm_links_what_we_cannot(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(content: bytes, entry: str) -> CodeImage:
+        raise Unlinkable("a test")
+
+    monkeypatch.setattr(code_cache, "link_object", refuse)
+    first = load(ADD, folder)
+    (path,) = folder.rglob("*.code")
+    assert isinstance(code_cache._read(path, code_cache._identity()), ObjectCode)
+    assert load(ADD, folder) not in (0, first)
+    assert not caplog.records
 
 
 def test_a_folder_that_cannot_be_written_is_said_once(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -187,4 +224,4 @@ def test_a_kernel_that_needs_numba_works_and_is_not_kept(folder: Path, caplog: p
     with caplog.at_level(logging.WARNING):
         assert load(Kernel(__name__, "raising"), folder) != 0
     assert "numba_gil_ensure" in caplog.text
-    assert not list(folder.rglob("*.o"))
+    assert not list(folder.rglob("*.code"))
