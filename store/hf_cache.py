@@ -12,9 +12,12 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Collection, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from store.errors import InvalidName
 from store.names import CommitId, RepoFile, RepoId, Revision
 
 
@@ -68,28 +71,47 @@ class RepoCache:
         temporary.write_text(commit, encoding="ascii")
         temporary.replace(ref)
 
-    def remove_files(self, commit: CommitId, files: list[RepoFile]) -> int:
-        """Remove files from a snapshot, then blobs that no snapshot links to any more; bytes freed."""
-        freed_bytes = 0
-        candidates: set[Path] = set()
-        for file in files:
-            link = self.snapshot(commit) / file
-            if link.is_symlink():
-                # One hop only: newer versions of huggingface_hub share blobs between repositories by a second link.
-                candidates.add(Path(os.path.normpath(link.parent / link.readlink())))
-            elif link.is_file():
-                freed_bytes += link.stat().st_size
-            link.unlink(missing_ok=True)
-        for blob in candidates - self._linked_blobs():
-            if blob.parent == self.blob("x").parent and blob.exists():
-                freed_bytes += blob.lstat().st_size
-                blob.unlink()
-        self._remove_empty_directories()
-        return freed_bytes
+    def needed_only_by(self, commit: CommitId, files: Iterable[RepoFile]) -> dict[Path, int]:
+        """What would go with `files` of a snapshot: blobs that nothing else links to, with their sizes in bytes."""
+        links = {self.snapshot(commit) / file for file in files}
+        others = {target for link in self._links() - links if (target := _target(link))}
+        sizes: dict[Path, int] = {}
+        for link in links:
+            path = _target(link) or link
+            is_ours = path == link or path.parent == self.blob("x").parent
+            if is_ours and path not in others and path.is_file():
+                sizes[path] = path.lstat().st_size
+        return sizes
 
-    def _linked_blobs(self) -> set[Path]:
-        links = (path for path in self.snapshots.rglob("*") if path.is_symlink())
-        return {Path(os.path.normpath(link.parent / link.readlink())) for link in links}
+    def remove_files(self, commit: CommitId, files: Collection[RepoFile]) -> int:
+        """Remove files from a snapshot, then blobs that no snapshot links to any more; bytes freed."""
+        sizes = self.needed_only_by(commit, files)
+        for file in files:
+            (self.snapshot(commit) / file).unlink(missing_ok=True)
+        for path in sizes:
+            path.unlink(missing_ok=True)
+        self._remove_empty_directories()
+        return sum(sizes.values())
+
+    def unlinked_blobs(self) -> dict[Path, int]:
+        """Complete blobs that no snapshot links to, with their sizes in bytes."""
+        linked = {_target(link) for link in self._links()}
+        blobs = self.blob("x").parent.glob("*")
+        # Other tools write into the same folder, under names with a suffix.
+        return {path: path.lstat().st_size for path in blobs if path not in linked and not path.suffix}
+
+    def snapshot_files(self) -> list[tuple[CommitId, RepoFile]]:
+        """Every file of every snapshot, whoever put it there; oddly named ones are not ours and left out."""
+        found = []
+        for path in self.snapshots.rglob("*"):
+            if path.is_symlink() or path.is_file():
+                commit, _, file = path.relative_to(self.snapshots).as_posix().partition("/")
+                with suppress(InvalidName):
+                    found.append((CommitId(commit), RepoFile(file)))
+        return found
+
+    def _links(self) -> set[Path]:
+        return {path for path in self.snapshots.rglob("*") if path.is_symlink()}
 
     def _remove_empty_directories(self) -> None:
         directories = [path for path in self.snapshots.rglob("*") if path.is_dir() and not path.is_symlink()]
@@ -109,6 +131,14 @@ class RepoCache:
             blob.replace(link)
             return
         temporary.replace(link)
+
+
+def _target(link: Path) -> Path | None:
+    """What a link in a snapshot points at; None for a file that is no link.
+
+    One hop only: newer versions of huggingface_hub share blobs between repositories by a second link.
+    """
+    return Path(os.path.normpath(link.parent / link.readlink())) if link.is_symlink() else None
 
 
 def _has_size(path: Path, size_bytes: int) -> bool:

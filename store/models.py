@@ -3,31 +3,35 @@
 The registry is one small JSON manifest per model beside its weights, in
 `<hub>/models--org--name/quire/`: the disk is the only truth, a repository that another tool deletes
 takes its manifests with it, a data root can be moved, and nothing needs rebuilding beyond a `pull`,
-which finds the blobs and fetches nothing.  SQLite was measured and rejected for this: importing
-sqlite-utils costs 0.19 s of the 0.6 s that `quire list` may take, reading 200 manifests 0.01 s.
+which finds the blobs and fetches nothing.  Several manifests may name the same files, under names and
+with presets of their own; those made of files outside the hub lie in `<data root>/presets/`.  SQLite was
+measured and rejected for this: importing sqlite-utils costs 0.19 s of the 0.6 s that `quire list` may
+take, reading 200 manifests 0.01 s.
 
-Knows nothing of networks.  Called by `pull` (registers), `app` (lists, finds, removes) and
-`engine.llm` (finds).
+Knows nothing of networks.  Called by `pull` and `derive` (register), `removal`, `verify`, `update` and
+`prune` (which manifests there are), `app` and `engine.llm` (find).
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
 from store import catalog
-from store.errors import InvalidName, ModelNotFound, ModelNotOwned, UnsupportedFormat
+from store.errors import InvalidName, ModelNotFound, UnsupportedFormat
 from store.external import ExternalModel, external_models, find_external
 from store.formats.gguf_parts import gguf_part_paths
 from store.hf_cache import RepoCache
-from store.locks import repo_lock_now
 from store.names import CommitId, ModelName, RepoFile, RepoId, parse_model_name
 from store.paths import DataRoot
+from store.preset import Preset
 
 _MANIFEST_FOLDER = "quire"
+_PRESET_FOLDER = "presets"
 _MAX_MANIFEST_BYTES = 1024 * 1024
 
 
@@ -35,7 +39,8 @@ class InstalledModel(msgspec.Struct, frozen=True):
     """A model that can be opened: `path` is a directory with config.json or a .gguf file.
 
     `digest` is the sha256 of a single file, or of the list of digests of several; it may be empty for
-    the sources `path` and `external`.  `modified_at` is in seconds since the epoch.
+    the sources `path` and `external`.  `modified_at` is in seconds since the epoch.  `base` is the name
+    that this one was made from, where it was made here.
     """
 
     name: str
@@ -46,6 +51,8 @@ class InstalledModel(msgspec.Struct, frozen=True):
     modified_at: float
     sampling_defaults: dict[str, float] = {}
     license: str | None = None
+    base: str | None = None
+    preset: Preset | None = None
 
 
 class ManifestFile(msgspec.Struct, frozen=True):
@@ -60,7 +67,9 @@ class Manifest(msgspec.Struct, frozen=True):
     """What `pull` writes down once all files are there and verified.
 
     `reference` is the hub name that the model stands for, so that an alias and its repository are
-    recognised as one model.  `entry` is the GGUF to open, or None for the snapshot directory.
+    recognised as one model; a name that was made here stands for itself alone.  `entry` is the GGUF to
+    open, or None for the snapshot directory.  `path` is set instead of `repo`, `commit` and `files` where the
+    model's files lie outside the hub.
     """
 
     name: str
@@ -73,6 +82,9 @@ class Manifest(msgspec.Struct, frozen=True):
     modified_at: float
     license: str | None = None
     sampling_defaults: dict[str, float] = {}
+    base: str | None = None
+    preset: Preset | None = None
+    path: str | None = None
     format: int = 1
 
 
@@ -100,8 +112,8 @@ class ModelStore:
     def list(self) -> list[InstalledModel]:
         """All installed models whose files are still there, and those of registered folders, by name."""
         by_name = {model.name.casefold(): _external(model) for model in external_models(self.root)}
-        for _, manifest in self._manifests():
-            if model := self._installed(manifest):
+        for _, manifest in self.manifests():
+            if model := self.installed(manifest):
                 by_name[model.name.casefold()] = model
         return [by_name[name] for name in sorted(by_name)]
 
@@ -118,66 +130,48 @@ class ModelStore:
             return _model_at_path(parsed)
         if model := self.find_pulled(parsed):
             return model
-        if external := find_external(self.root, parsed, _hub_name(parsed)):
+        if external := find_external(self.root, parsed, hub_name(parsed)):
             return _external(external)
         raise ModelNotFound(_not_installed(parsed))
 
     def find_pulled(self, name: ModelName) -> InstalledModel | None:
         """The complete installed model that `name` stands for, if there is one."""
-        for _, manifest in self._matching(name):
-            if model := self._installed(manifest):
+        for _, manifest in self.matching(name):
+            if model := self.installed(manifest):
                 return model
         return None
 
     def register(self, manifest: Manifest) -> InstalledModel:
         """Write the manifest of a model whose files are in place; the caller holds the repository's lock."""
-        directory = self.root.hub / RepoId(manifest.repo).folder / _MANIFEST_FOLDER
-        directory.mkdir(parents=True, exist_ok=True)
-        # The name itself may hold characters that file systems refuse.
-        path = directory / f"{hashlib.sha256(manifest.name.casefold().encode()).hexdigest()[:32]}.json"
+        path = self.manifest_path(manifest)
+        path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_suffix(".new")
         temporary.write_bytes(msgspec.json.format(msgspec.json.encode(manifest)))
         temporary.replace(path)
-        model = self._installed(manifest)
+        model = self.installed(manifest)
         assert model is not None, "a model is registered only when all its files are in place"
         return model
 
-    def remove(self, name: str) -> int:
-        """Delete a model's manifest and every file that no other model or snapshot needs; bytes freed.
+    def manifest_path(self, manifest: Manifest) -> Path:
+        """Where `manifest` is kept: beside its files, or apart for files that lie outside the hub."""
+        directory = self.root.root / _PRESET_FOLDER
+        if manifest.path is None:
+            directory = self.root.hub / RepoId(manifest.repo).folder / _MANIFEST_FOLDER
+        # The name itself may hold characters that file systems refuse.
+        return directory / f"{hashlib.sha256(manifest.name.casefold().encode()).hexdigest()[:32]}.json"
 
-        Raises ModelNotFound, InvalidName, ModelNotOwned or ModelBusy.
-        """
-        parsed = parse_model_name(name)
-        if parsed.kind == "path":
-            raise InvalidName(f"{parsed.text} is not a pulled model; Quire leaves files of yours to you.")
-        found = next(self._matching(parsed), None)
-        if found is None and (external := find_external(self.root, parsed, _hub_name(parsed))):
-            raise ModelNotOwned(
-                f"{external.name} is in {external.folder}, which Quire only reads; delete it there yourself, or "
-                f"take the folder off the list with `quire disk remove {external.folder}`."
-            )
-        if found is None:
-            raise ModelNotFound(f"{parsed.text} is not installed; `quire list` shows what is.")
-        path, manifest = found
-        with repo_lock_now(self.root, RepoId(manifest.repo)):
-            path.unlink(missing_ok=True)
-            others = [other for _, other in self._manifests() if other.repo == manifest.repo]
-            kept = {file.path for other in others if other.commit == manifest.commit for file in other.files}
-            cache = RepoCache(self.root.hub, RepoId(manifest.repo))
-            files = [RepoFile(file.path) for file in manifest.files if file.path not in kept]
-            return cache.remove_files(CommitId(manifest.commit), files)
-
-    def _matching(self, name: ModelName) -> Iterator[tuple[Path, Manifest]]:
-        """Manifests by display name first, then by what they stand for."""
-        manifests = list(self._manifests())
+    def matching(self, name: ModelName) -> Iterator[tuple[Path, Manifest]]:
+        """Manifests by display name first, then by what they stand for, whether their files are there or not."""
+        manifests = list(self.manifests())
         text = name.text.casefold()
         reference = hub_reference(name).casefold()
         yield from ((path, manifest) for path, manifest in manifests if manifest.name.casefold() == text)
         yield from ((path, manifest) for path, manifest in manifests if manifest.reference.casefold() == reference)
 
-    def _manifests(self) -> Iterator[tuple[Path, Manifest]]:
+    def manifests(self) -> Iterator[tuple[Path, Manifest]]:
         """Every readable manifest; a broken one means that its model counts as not installed."""
-        for path in self.root.hub.glob(f"models--*/{_MANIFEST_FOLDER}/*.json"):
+        apart = (self.root.root / _PRESET_FOLDER).glob("*.json")
+        for path in itertools.chain(self.root.hub.glob(f"models--*/{_MANIFEST_FOLDER}/*.json"), apart):
             try:
                 if path.stat().st_size > _MAX_MANIFEST_BYTES:
                     continue
@@ -185,29 +179,36 @@ class ModelStore:
             except (OSError, msgspec.DecodeError):
                 continue
 
-    def _installed(self, manifest: Manifest) -> InstalledModel | None:
+    def installed(self, manifest: Manifest) -> InstalledModel | None:
         """The model of a manifest, or None unless every file is there with its size."""
         try:
-            snapshot = RepoCache(self.root.hub, RepoId(manifest.repo)).snapshot(CommitId(manifest.commit))
-            for file in manifest.files:
-                if (snapshot / RepoFile(file.path)).stat().st_size != file.size_bytes:
-                    return None
-            path = snapshot / RepoFile(manifest.entry) if manifest.entry else snapshot
-        except (OSError, InvalidName):
+            if manifest.path is not None:
+                found = _model_at_path(parse_model_name(manifest.path))
+                path, size_bytes = found.path, found.size_bytes
+            else:
+                snapshot = RepoCache(self.root.hub, RepoId(manifest.repo)).snapshot(CommitId(manifest.commit))
+                for file in manifest.files:
+                    if (snapshot / RepoFile(file.path)).stat().st_size != file.size_bytes:
+                        return None
+                path = snapshot / RepoFile(manifest.entry) if manifest.entry else snapshot
+                size_bytes = sum(file.size_bytes for file in manifest.files)
+        except (OSError, InvalidName, ModelNotFound, UnsupportedFormat):
             return None
         return InstalledModel(
             name=manifest.name,
             path=path,
-            size_bytes=sum(file.size_bytes for file in manifest.files),
+            size_bytes=size_bytes,
             source=manifest.source,
-            digest=_combined_digest(manifest.files),
+            digest=_digest(manifest),
             modified_at=manifest.modified_at,
             sampling_defaults=manifest.sampling_defaults,
             license=manifest.license,
+            base=manifest.base,
+            preset=manifest.preset,
         )
 
 
-def _hub_name(name: ModelName) -> ModelName:
+def hub_name(name: ModelName) -> ModelName:
     """What an alias stands for on the hub; any other name is its own."""
     return parse_model_name(hub_reference(name)) if name.kind == "alias" else name
 
@@ -221,6 +222,14 @@ def _external(model: ExternalModel) -> InstalledModel:
         digest=model.digest,
         modified_at=model.modified_at,
     )
+
+
+def _digest(manifest: Manifest) -> str:
+    """Of the model's files, and of its preset where it has one."""
+    if manifest.preset is None:
+        return _combined_digest(manifest.files)
+    files = manifest.path or _combined_digest(manifest.files)
+    return hashlib.sha256(files.encode() + msgspec.json.encode(manifest.preset)).hexdigest()
 
 
 def _combined_digest(files: tuple[ManifestFile, ...]) -> str:

@@ -35,6 +35,7 @@ from store.errors import StoreError
 from store.facts import read_model_facts
 from store.models import InstalledModel, ModelStore
 from store.progress import CancelCheck, ProgressCallback, PullProgress
+from store.removal import plan_removal, remove
 
 PullModel = Callable[[str, ProgressCallback, CancelCheck], InstalledModel]
 """`store.pull.pull` with the daemon's data root and hub settings already filled in."""
@@ -87,11 +88,11 @@ async def stop_model(data: ModelRequest, supervisor: Supervisor) -> StoppedModel
 
 @delete("/delete", dto=JsonBody, status_code=200)
 async def delete_model(data: ModelRequest, models: ModelStore, supervisor: Supervisor) -> DeletedModel:
-    """Delete a model's files; refused while it is in memory."""
-    installed = await asyncio.to_thread(models.find, data.model)
-    if supervisor.is_resident(installed.name):
-        raise ModelInUse(f"{installed.name} is in memory; stop it first with `quire stop {installed.name}`.")
-    return DeletedModel(freed_bytes=await asyncio.to_thread(models.remove, data.model))
+    """Delete a model's files, or those of an unfinished download; refused while it is in memory."""
+    name = (await asyncio.to_thread(plan_removal, models, data.model)).name
+    if supervisor.is_resident(name):
+        raise ModelInUse(f"{name} is in memory; stop it first with `quire stop {name}`, or give `quire rm --force`.")
+    return DeletedModel(freed_bytes=(await asyncio.to_thread(remove, models, data.model)).freed_bytes)
 
 
 @post("/shutdown", status_code=202)

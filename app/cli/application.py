@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from app.cli import daemon, installed, pull, resident, run
+from app.cli import daemon, installed, pull, removal, resident, run, upkeep
 
 application = typer.Typer(
     help="Pull language models, chat with them, serve them to programs.",
@@ -38,7 +38,8 @@ application.command("run")(run.run)
 application.command("pull")(pull.pull)
 application.command("list")(installed.list_models)
 application.command("show")(installed.show)
-application.command("rm")(installed.remove)
+application.command("rm")(removal.remove)
+application.command("verify")(upkeep.verify)
 application.command("ps")(resident.ps)
 application.command("stop")(resident.stop)
 application.command("serve")(daemon.serve)

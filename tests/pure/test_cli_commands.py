@@ -41,7 +41,7 @@ def _own_directories(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.fixture
 def daemon(monkeypatch: pytest.MonkeyPatch) -> HttpDaemon:
     daemon = HttpDaemon(resident=[RESIDENT])
-    for name in ("pull.open_client", "installed.find_client", "resident.require_client"):
+    for name in ("pull.open_client", "removal.find_client", "resident.require_client"):
         monkeypatch.setattr(f"app.cli.{name}", daemon.client)
     return daemon
 
@@ -145,13 +145,40 @@ def test_stop(daemon: HttpDaemon, capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(printed.out) == {"stopped": ["m"]}
 
 
-def test_rm_goes_on_after_a_failure(daemon: HttpDaemon, capsys: pytest.CaptureFixture[str]) -> None:
-    assert quire("rm", "absent", "m", "--json") == 1
+def test_rm_goes_on_after_a_failure(daemon: HttpDaemon, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    install(tmp_path / "QUIRE_HOME", "m")
+    assert quire("rm", "org/absent", "m", "--json") == 1
     printed = capsys.readouterr()
-    assert printed.err.splitlines() == ["m is not installed; get it with `quire pull m`.", "Deleted m; 94 MB freed."]
+    assert printed.err.splitlines() == [
+        "org/absent is not installed; `quire list` shows what is.",
+        "Deleting m frees 5 B.",
+        "Deleted m; 94 MB freed.",
+    ]
     absent, removed = json.loads(printed.out)["models"]
-    assert (absent["name"], "error" in absent) == ("absent", True)
-    assert removed == {"name": "m", "freed_bytes": 94_000_000}
+    assert (absent["name"], "error" in absent) == ("org/absent", True)
+    assert (removed["name"], removed["freed_bytes"]) == ("m", 94_000_000)
+    assert "/api/stop" not in daemon.paths()
+
+
+def test_rm_with_force_stops_the_model_first(daemon: HttpDaemon, tmp_path: Path) -> None:
+    install(tmp_path / "QUIRE_HOME", "m")
+    assert quire("rm", "m", "--force") == 0
+    assert daemon.paths() == ["/api/stop", "/api/delete"]
+
+
+def test_rm_of_an_unfinished_download(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from store.paths import DataRoot
+
+    folder = DataRoot.open(tmp_path / "QUIRE_HOME").downloads / "models--org--tiny"
+    folder.mkdir()
+    (folder / "aa.partial").write_bytes(b"half")
+    assert quire("rm", "org/tiny") == 0
+    assert capsys.readouterr().err.splitlines() == [
+        "Deleting the unfinished download of org/tiny frees 4 B.",
+        "Deleted org/tiny; 4 B freed.",
+    ]
+    assert not folder.exists()
+    assert quire("rm", "org/tiny") == 1
 
 
 def test_list_and_rm_need_no_daemon(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -164,7 +191,7 @@ def test_list_and_rm_need_no_daemon(tmp_path: Path, capsys: pytest.CaptureFixtur
     (model,) = json.loads(capsys.readouterr().out)["models"]
     assert (model["name"], model["size"]) == ("org/tiny", 5)
     assert quire("rm", "org/tiny") == 0
-    assert capsys.readouterr().err == "Deleted org/tiny; 5 B freed.\n"
+    assert capsys.readouterr().err == "Deleting org/tiny frees 5 B.\nDeleted org/tiny; 5 B freed.\n"
     assert quire("rm", "org/tiny") == 1
     assert quire("list", "--json") == 0
     assert json.loads(capsys.readouterr().out) == {"models": []}

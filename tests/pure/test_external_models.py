@@ -13,6 +13,7 @@ from store.external import _alias, add_folder, registered_folders, remove_folder
 from store.models import ModelStore
 from store.names import parse_model_name
 from store.paths import DataRoot
+from store.removal import remove
 from tests.fakes.hub import COMMIT, sha256
 
 OTHER_COMMIT = "f" * 40
@@ -140,7 +141,7 @@ def test_removing_an_external_model_is_refused(root: DataRoot, tmp_path: Path) -
     file = write(tmp_path / "theirs/a.gguf")
     add_folder(root, tmp_path / "theirs")
     with pytest.raises(ModelNotOwned, match="quire disk remove"):
-        ModelStore(root).remove("a")
+        remove(ModelStore(root), "a")
     assert file.exists()
     remove_folder(root, tmp_path / "theirs")
     assert names(ModelStore(root)) == []

@@ -12,27 +12,17 @@ import pytest
 from store.errors import InvalidName, ModelBusy, ModelNotFound, UnsupportedFormat
 from store.hf_cache import RepoCache
 from store.locks import repo_lock_now
-from store.models import InstalledModel, Manifest, ManifestFile, ModelStore
-from store.names import CommitId, Digest, RepoFile, RepoId
+from store.models import ModelStore
+from store.names import CommitId, RepoFile, RepoId
 from store.paths import DataRoot
+from store.removal import remove
 from tests.fakes.hub import COMMIT, sha256
+from tests.fakes.installed import install
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> ModelStore:
     return ModelStore(DataRoot.open(tmp_path / "quire"))
-
-
-def install(
-    store: ModelStore, name: str, repo: str, files: dict[str, bytes], *, entry: str | None = None, commit: str = COMMIT
-) -> InstalledModel:
-    cache = RepoCache(store.root.hub, RepoId(repo))
-    for file, content in files.items():
-        partial = store.root.downloads / "file.partial"
-        partial.write_bytes(content)
-        cache.add(partial, CommitId(commit), RepoFile(file), Digest(sha256(content)))
-    manifest_files = tuple(ManifestFile(file, sha256(content), len(content)) for file, content in files.items())
-    return store.register(Manifest(name, name, repo, commit, "hub", manifest_files, entry, 1.0))
 
 
 def test_a_registered_model_is_listed_and_found(store: ModelStore) -> None:
@@ -98,7 +88,7 @@ def test_messages_name_the_next_step(store: ModelStore) -> None:
     with pytest.raises(ModelNotFound, match="check the path"):
         store.find("./nowhere")
     with pytest.raises(ModelNotFound, match="`quire list`"):
-        store.remove("starter")
+        remove(store, "starter")
 
 
 def test_a_store_that_speaks_for_other_machines_finds_no_files(store: ModelStore, tmp_path: Path) -> None:
@@ -125,13 +115,13 @@ def test_local_paths_are_found_and_not_registered(store: ModelStore, tmp_path: P
     assert (gguf.source, gguf.size_bytes, gguf.path) == ("path", 4, directory / "weights.gguf")
     assert store.list() == []
     with pytest.raises(InvalidName):
-        store.remove(str(directory))
+        remove(store, str(directory))
     assert (directory / "config.json").exists()
 
 
 def test_removing_frees_the_bytes_and_the_repository(store: ModelStore) -> None:
     install(store, "org/a", "org/a", {"config.json": b"{}", "sub/weights.safetensors": b"weights"})
-    assert store.remove("org/a") == 9
+    assert remove(store, "org/a").freed_bytes == 9
     assert store.list() == []
     assert list(store.root.hub.iterdir()) == []
 
@@ -141,17 +131,17 @@ def test_removing_keeps_what_others_need(store: ModelStore) -> None:
     install(store, "org/a:Q4_0", "org/a", {"a.gguf": b"four", "config.json": b"{}"}, entry="a.gguf")
     eight = install(store, "org/a:Q8_0", "org/a", {"b.gguf": b"eight", "config.json": b"{}"}, entry="b.gguf")
     install(store, "org/a@old", "org/a", {"a.gguf": b"four"}, entry="a.gguf", commit=other_commit)
-    assert store.remove("org/a:Q4_0") == 0, "the other revision still links to the blob"
+    assert remove(store, "org/a:Q4_0").freed_bytes == 0, "the other revision still links to the blob"
     assert store.find("org/a:Q8_0") == eight
-    assert store.remove("org/a@old") == 4
-    assert store.remove("org/a:Q8_0") == 7
+    assert remove(store, "org/a@old").freed_bytes == 4
+    assert remove(store, "org/a:Q8_0").freed_bytes == 7
 
 
 def test_a_model_that_is_being_pulled_is_not_removed(store: ModelStore) -> None:
     install(store, "org/a", "org/a", {"a.gguf": b"GGUF"}, entry="a.gguf")
     with repo_lock_now(store.root, RepoId("org/a")), pytest.raises(ModelBusy):
-        store.remove("org/a")
-    assert store.remove("org/a") == 4
+        remove(store, "org/a")
+    assert remove(store, "org/a").freed_bytes == 4
 
 
 def test_without_symbolic_links_the_file_itself_is_in_the_snapshot(
@@ -166,7 +156,7 @@ def test_without_symbolic_links_the_file_itself_is_in_the_snapshot(
     cache = RepoCache(store.root.hub, RepoId("org/a"))
     assert cache.holds(CommitId(COMMIT), RepoFile("a.gguf"), sha256(b"GGUF"), 4)
     assert store.find("org/a") == model
-    assert store.remove("org/a") == 4
+    assert remove(store, "org/a").freed_bytes == 4
 
 
 def test_listing_many_models_imports_nothing_slow(store: ModelStore) -> None:

@@ -1,0 +1,96 @@
+"""`quire verify`: keeping what is installed sound.  Works on the disk and needs no daemon."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from app.cli.failure import INTERRUPTED_EXIT_CODE
+from app.cli.local_store import open_store
+from app.cli.output import format_bytes, notice, write_json, write_table
+from app.cli.progress import pull_view
+from app.cli.resident import JsonOption
+
+if TYPE_CHECKING:
+    from store.progress import Reporter
+    from store.verify import Verdict
+
+
+def verify(
+    models: Annotated[list[str] | None, typer.Argument(help="The models to check; all of them by default.")] = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Check that the files of models are what was downloaded.
+
+    A broken file is set aside, and `quire pull` of its model fetches that file again.
+    """
+    from app.settings import load_settings
+    from store.errors import StoreError
+    from store.verify import Verifier, models_to_verify
+
+    store = open_store(load_settings())
+    verdicts: list[Verdict] = []
+    errors: list[dict[str, str]] = []
+    with shown_progress(json_output=json_output) as reporter:
+        verifier = Verifier(store, reporter)
+        for manifest in models_to_verify(store, models or []):
+            try:
+                verdicts.append(verifier.verify(manifest))
+            except StoreError as error:
+                errors.append({"name": manifest.name, "error": error.message})
+    if json_output:
+        write_json({"models": [_entry(verdict) for verdict in verdicts] + errors})
+    else:
+        _print_verdicts(verdicts)
+        for error_entry in errors:
+            notice(f"{error_entry['name']}: {error_entry['error']}")
+    if errors or not all(verdict.is_sound for verdict in verdicts):
+        raise typer.Exit(1)
+
+
+def _entry(verdict: Verdict) -> dict[str, object]:
+    broken = [{"file": part.file, "reason": part.reason} for part in verdict.broken]
+    return {"name": verdict.name, "ok": verdict.is_sound, "broken": broken, "unchecked": verdict.unchecked}
+
+
+def _print_verdicts(verdicts: list[Verdict]) -> None:
+    if not verdicts:
+        notice("No model is installed; get one with `quire pull NAME`.")
+        return
+    write_table(("NAME", "SIZE", "STATE"), [(v.name, format_bytes(v.size_bytes), _state(v)) for v in verdicts])
+    for verdict in verdicts:
+        for part in verdict.broken:
+            notice(f"{verdict.name}: {part.file} is broken ({part.reason}).")
+        if verdict.broken:
+            notice(f"`quire pull {verdict.name}` fetches {'it' if len(verdict.broken) == 1 else 'them'} again.")
+
+
+def _state(verdict: Verdict) -> str:
+    if verdict.broken:
+        return f"{len(verdict.broken)} broken"
+    return f"sound, {len(verdict.unchecked)} without a digest" if verdict.unchecked else "sound"
+
+
+@contextmanager
+def shown_progress(*, json_output: bool) -> Iterator[Reporter]:
+    """A reporter of work in this process, shown on stderr; nothing is shown beside JSON."""
+    from app.translate.admin import pull_line
+    from store.progress import PullProgress, Reporter
+
+    if json_output:
+        yield Reporter(lambda progress: None, lambda: False)
+        return
+    view = pull_view(json_output=False)
+
+    def show(progress: PullProgress) -> None:
+        view.show(pull_line(progress))
+
+    try:
+        yield Reporter(show, lambda: False)
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED_EXIT_CODE) from None
+    finally:
+        view.close()

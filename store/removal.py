@@ -1,0 +1,117 @@
+"""Delete an installed model, or what an unfinished download of one has left.
+
+A file goes only when no other model and no other snapshot of its repository needs it.  Knows nothing of
+what is in memory: `app` asks the daemon first.  Called by the daemon's delete route and `quire rm`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from store.errors import InvalidName, ModelNotFound, ModelNotOwned
+from store.external import find_external
+from store.hf_cache import RepoCache
+from store.locks import repo_lock_now
+from store.models import Manifest, ModelStore, hub_name
+from store.names import CommitId, ModelName, RepoFile, RepoId, parse_model_name
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """What removing `name` frees, and what stays because `used_by` need it too; sizes in bytes.
+
+    `is_unfinished` is a download that never ended.
+    """
+
+    name: str
+    freed_bytes: int
+    kept_bytes: int = 0
+    used_by: tuple[str, ...] = ()
+    is_unfinished: bool = False
+
+
+def plan_removal(store: ModelStore, name: str) -> Removal:
+    """What `remove` would do.  Raises ModelNotFound, ModelNotOwned or InvalidName."""
+    parsed = _pulled_name(name)
+    found = next(store.matching(parsed), None)
+    if found is None:
+        _, partials = _unfinished(store, parsed)
+        return Removal(parsed.text, sum(path.lstat().st_size for path in partials), is_unfinished=True)
+    return _plan(store, *found)
+
+
+def remove(store: ModelStore, name: str) -> Removal:
+    """Delete a model's manifest and every file that no other model or snapshot needs; says what that freed.
+
+    Raises ModelNotFound, ModelNotOwned, InvalidName or ModelBusy.
+    """
+    parsed = _pulled_name(name)
+    found = next(store.matching(parsed), None)
+    if found is None:
+        return _remove_partials(store, parsed)
+    path, manifest = found
+    if manifest.path is not None:
+        path.unlink(missing_ok=True)
+        return Removal(manifest.name, 0)
+    with repo_lock_now(store.root, RepoId(manifest.repo)):
+        removal = _plan(store, path, manifest)
+        path.unlink(missing_ok=True)
+        cache = RepoCache(store.root.hub, RepoId(manifest.repo))
+        cache.remove_files(CommitId(manifest.commit), _own_files(store, path, manifest)[0])
+        return removal
+
+
+def _pulled_name(name: str) -> ModelName:
+    parsed = parse_model_name(name)
+    if parsed.kind == "path":
+        raise InvalidName(f"{parsed.text} is not a pulled model; Quire leaves files of yours to you.")
+    return parsed
+
+
+def _plan(store: ModelStore, path: Path, manifest: Manifest) -> Removal:
+    if manifest.path is not None:
+        return Removal(manifest.name, 0)
+    files, used_by = _own_files(store, path, manifest)
+    cache = RepoCache(store.root.hub, RepoId(manifest.repo))
+    freed_bytes = sum(cache.needed_only_by(CommitId(manifest.commit), files).values())
+    there_bytes = sum(file.size_bytes for file in manifest.files)
+    return Removal(manifest.name, freed_bytes, max(0, there_bytes - freed_bytes), used_by)
+
+
+def _own_files(store: ModelStore, path: Path, manifest: Manifest) -> tuple[list[RepoFile], tuple[str, ...]]:
+    """The files of this manifest's snapshot that no other manifest names, and the models that name the rest."""
+    others = [other for its_path, other in store.manifests() if its_path != path and other.repo == manifest.repo]
+    blobs = {file.blob for file in manifest.files}
+    kept = {file.path for other in others if other.commit == manifest.commit for file in other.files}
+    used_by = sorted({other.name for other in others if any(file.blob in blobs for file in other.files)})
+    return [RepoFile(file.path) for file in manifest.files if file.path not in kept], tuple(used_by)
+
+
+def _remove_partials(store: ModelStore, parsed: ModelName) -> Removal:
+    repo, _ = _unfinished(store, parsed)
+    with repo_lock_now(store.root, repo):
+        freed_bytes = 0
+        for path in _unfinished(store, parsed)[1]:
+            freed_bytes += path.lstat().st_size
+            path.unlink(missing_ok=True)
+        (store.root.downloads / repo.folder).rmdir()
+    return Removal(parsed.text, freed_bytes, is_unfinished=True)
+
+
+def _unfinished(store: ModelStore, parsed: ModelName) -> tuple[RepoId, list[Path]]:
+    """The files of an unfinished download of this model's repository.
+
+    Raises ModelNotFound if there are none, ModelNotOwned for a model of a registered folder.
+    """
+    hub = hub_name(parsed)
+    if external := find_external(store.root, parsed, hub):
+        raise ModelNotOwned(
+            f"{external.name} is in {external.folder}, which Quire only reads; delete it there yourself, or "
+            f"take the folder off the list with `quire disk remove {external.folder}`."
+        )
+    folder = store.root.downloads / hub.repo.folder if hub.repo else None
+    partials = [path for path in folder.iterdir() if path.is_file()] if folder and folder.is_dir() else []
+    if hub.repo is None or not partials:
+        raise ModelNotFound(f"{parsed.text} is not installed; `quire list` shows what is.")
+    return hub.repo, partials
