@@ -154,7 +154,8 @@ def serve(settings: Settings, parts: Parts | None = None) -> None:
     """
     configure_logging(settings.log_level)
     state_dir = user_paths().state_dir
-    with single_instance(state_dir), _listen(settings) as listener:
+    parts = real_parts(settings) if parts is None else parts
+    with single_instance(state_dir), parts.data_root.in_use(), _listen(settings) as listener:
         daemon = build_daemon(settings, parts, request_shutdown=lambda: setattr(server, "should_exit", True))
         config = uvicorn.Config(daemon.app, log_config=None, access_log=False, server_header=False, lifespan="on")
         server = DrainingServer(config, daemon.drain)

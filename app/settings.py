@@ -18,7 +18,7 @@ import msgspec
 
 from app.errors import SettingsError
 from engine.api.config import LoadFormat, Quantization, WaitPolicy
-from store.paths import DataRoot, user_paths
+from store.paths import CONFIG_NAME, platform_data_root, user_paths
 
 DEFAULT_PORT = 11435
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -43,7 +43,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     port: int = DEFAULT_PORT
     api_key: str | None = None
     allowed_hosts: tuple[str, ...] = ()
-    data_root: Path = msgspec.field(default_factory=DataRoot.default_path)
+    data_root: Path = msgspec.field(default_factory=platform_data_root)
     log_level: LogLevel = "info"
 
     hub_endpoint: str = "https://huggingface.co"
@@ -103,7 +103,7 @@ def load_settings(
     Raises `SettingsError` that names the setting and its origin.
     """
     environ = os.environ if environ is None else environ
-    config_file = user_paths().config_dir / "config.toml" if config_file is None else config_file
+    config_file = user_paths().config_dir / CONFIG_NAME if config_file is None else config_file
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
     layers = (

@@ -9,8 +9,11 @@ user chose.  Knows nothing of what the files contain; `app`, `engine` launchers 
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
-from collections.abc import Mapping
+import tomllib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -18,8 +21,21 @@ from typing import Self
 import platformdirs
 
 from store.errors import DataRootUnusable
+from store.known_roots import (
+    MARKER_NAME,
+    KnownRoot,
+    ensure_marker,
+    known_root,
+    mount_of,
+    read_marker,
+    reason_missing,
+    remember_root,
+)
 
 APP_NAME = "quire"
+CONFIG_NAME = "config.toml"
+MOVE_JOURNAL_NAME = ".quire-move.json"
+"""In a data root that a move fills or has filled; see `store.relocate`."""
 _PROBE_BYTES = 4096
 
 
@@ -77,29 +93,61 @@ class DataRoot:
 
     @classmethod
     def default_path(cls) -> Path:
-        """`QUIRE_HOME`, else the platform's user data directory."""
-        chosen = os.environ.get("QUIRE_HOME")
-        return Path(chosen).expanduser().absolute() if chosen else _platform_path()
+        """`QUIRE_HOME`, else `data_root` of config.toml, else the platform's user data directory.
+
+        For callers without `app.settings`, which reads the same places.  Raises DataRootUnusable.
+        """
+        chosen = os.environ.get("QUIRE_HOME") or _configured_path()
+        return Path(chosen).expanduser().absolute() if chosen else platform_data_root()
 
     @classmethod
-    def open(cls, path: Path | str | None = None) -> Self:
-        """Create the data root where needed and prove that it takes a write.
+    def open(cls, path: Path | str | None = None, *, renew: bool = False) -> Self:
+        """Create the data root where needed, prove that it takes a write, and remember it.
 
         Only the last level is created: a missing parent usually is a disk that is not mounted, and
-        creating it would fill the system disk instead.  Raises DataRootUnusable.
+        creating it would fill the system disk instead.  A root that was used before and is gone is
+        created again only with `renew`, and only if its disk is mounted.  Raises DataRootUnusable.
         """
         root = Path(path).expanduser().absolute() if path is not None else cls.default_path()
         try:
-            root.mkdir(parents=root == _platform_path(), exist_ok=True)
+            _require_present(root, renew=renew)
+            root.mkdir(parents=root == platform_data_root(), exist_ok=True)
             opened = cls(root)
-            for folder in (opened.hub, opened.downloads, opened.kernels, opened.logs):
+            for folder in opened.folders:
                 folder.mkdir(exist_ok=True)
             _prove_writable(opened.downloads)
+            root_id = ensure_marker(root)
         except OSError as error:
-            raise DataRootUnusable(
-                f"The data root {root} cannot be used: {_reason(error)}; {_next_step(error)}."
-            ) from error
+            raise _unusable(root, error) from error
+        _remember(KnownRoot(str(root), root_id, str(mount_of(root))))
         return opened
+
+    @classmethod
+    def look(cls, path: Path) -> Self:
+        """The data root for reading: nothing is created, and it may not exist yet.
+
+        Raises DataRootUnusable for one that was used before and is gone.
+        """
+        try:
+            _require_present(path, renew=False)
+        except OSError as error:
+            raise _unusable(path, error) from error
+        return cls(path)
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Keep the root from being moved away meanwhile.  Raises DataRootUnusable while it is being moved."""
+        with root_lock(self.root, fcntl.LOCK_SH) as is_held:
+            if not is_held:
+                raise DataRootUnusable(
+                    f"The data root {self.root} is being moved; wait for `quire disk move`, or end it with Ctrl-C."
+                )
+            yield
+
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        """Everything large, and all that a move takes along beside `external_list`."""
+        return (self.hub, self.downloads, self.kernels, self.logs)
 
     @property
     def hub(self) -> Path:
@@ -155,8 +203,78 @@ def hub_token_path(environ: Mapping[str, str] = os.environ) -> Path:
     return Path(hub_home).expanduser() / "token"
 
 
-def _platform_path() -> Path:
+def platform_data_root() -> Path:
+    """The data root of someone who chose none."""
     return platformdirs.user_data_path(APP_NAME, appauthor=False)
+
+
+@contextmanager
+def root_lock(root: Path, kind: int) -> Iterator[bool]:
+    """Hold the data root's lock, shared (LOCK_SH) to use it or alone (LOCK_EX) to move it; yields whether it is held.
+
+    The kernel drops it when a process dies.  File systems that know no locks count as held.
+    """
+    descriptor = os.open(root / MARKER_NAME, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+            is_held = True
+        except BlockingIOError:
+            is_held = False
+        except OSError:
+            is_held = True
+        yield is_held
+    finally:
+        os.close(descriptor)
+
+
+def _configured_path() -> str | None:
+    try:
+        file = user_paths().config_dir / CONFIG_NAME
+    except DataRootUnusable:
+        # Without directories of the user's own there is no config either.
+        return None
+    try:
+        value = tomllib.loads(file.read_text(encoding="utf-8")).get("data_root")
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise DataRootUnusable(f"The config file {file} cannot be read ({error}); correct it or remove it.") from error
+    return str(value) if value else None
+
+
+def _require_present(root: Path, *, renew: bool) -> None:
+    """Raise DataRootUnusable for a root that was used before and is gone, or that a move has not filled yet."""
+    if read_marker(root) is not None:
+        return
+    if (root / MOVE_JOURNAL_NAME).is_file():
+        raise DataRootUnusable(f"{root} is the unfinished copy of a move; `quire disk move {root}` goes on with it.")
+    state_dir = _state_dir()
+    known = known_root(state_dir, root) if state_dir else None
+    # The home disk is always there: whoever deletes the platform's directory wants an empty one.
+    if known is None or (root == platform_data_root() and known.moved_to is None):
+        return
+    if not (renew and os.path.ismount(known.mount)):
+        raise DataRootUnusable(reason_missing(known))
+
+
+def _remember(known: KnownRoot) -> None:
+    if state_dir := _state_dir():
+        # A home directory that takes no write must not keep models from running; nor a path that is no UTF-8.
+        with suppress(OSError, UnicodeEncodeError):
+            remember_root(state_dir, known)
+
+
+def _state_dir() -> Path | None:
+    """Where roots are remembered; None where the user's directories cannot be made."""
+    try:
+        return user_paths().state_dir
+    except DataRootUnusable:
+        return None
+
+
+def _unusable(root: Path, error: OSError) -> DataRootUnusable:
+    return DataRootUnusable(f"The data root {root} cannot be used: {_reason(error)}; {_next_step(error)}.")
 
 
 def _prove_writable(directory: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import platformdirs
@@ -21,6 +22,16 @@ from store.hub_settings import HubSettings
 from store.models import InstalledModel
 from store.paths import DataRoot
 from store.pull import pull
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_user_directories(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What the user's own commands remember stays out of the tests, and what tests remember out of it."""
+    directory = tmp_path_factory.mktemp("user")
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("CONFIG", "STATE"):
+            patch.setenv(f"QUIRE_{name}_DIR", str(directory / name.lower()))
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -17,4 +17,4 @@ def open_store(settings: Settings) -> ModelStore:
     from store.models import ModelStore
     from store.paths import DataRoot
 
-    return ModelStore(DataRoot(settings.data_root))
+    return ModelStore(DataRoot.look(settings.data_root))

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 
 from store.errors import DataRootUnusable
-from store.paths import DataRoot, hub_token_path, user_paths
+from store.paths import MOVE_JOURNAL_NAME, DataRoot, hub_token_path, platform_data_root, root_lock, user_paths
 
 
 def test_open_creates_the_root_and_its_folders(tmp_path: Path) -> None:
     root = DataRoot.open(tmp_path / "quire")
     assert all(path.is_dir() for path in (root.hub, root.downloads, root.kernels, root.logs))
+    assert root.folders == (root.hub, root.downloads, root.kernels, root.logs)
     assert list(root.downloads.iterdir()) == []
     assert DataRoot.open(root.root) == root
 
@@ -22,6 +25,19 @@ def test_open_creates_the_root_and_its_folders(tmp_path: Path) -> None:
 def test_quire_home_chooses_the_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QUIRE_HOME", str(tmp_path / "elsewhere"))
     assert DataRoot.open().root == tmp_path / "elsewhere"
+
+
+def test_the_config_file_chooses_the_root_where_the_environment_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QUIRE_CONFIG_DIR", str(tmp_path))
+    monkeypatch.delenv("QUIRE_HOME", raising=False)
+    assert DataRoot.default_path() == platform_data_root()
+    (tmp_path / "config.toml").write_text(f"port = 1\ndata_root = '{tmp_path}/big'")
+    assert DataRoot.open().root == tmp_path / "big"
+    (tmp_path / "config.toml").write_text("data_root = ")
+    with pytest.raises(DataRootUnusable, match="correct it"):
+        DataRoot.default_path()
 
 
 def test_the_platform_default_is_created_with_its_parents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,3 +118,83 @@ def test_the_stored_token_is_looked_for_where_the_hub_library_keeps_it() -> None
     assert hub_token_path({"HF_TOKEN_PATH": "/t"}) == Path("/t")
     assert hub_token_path({"XDG_CACHE_HOME": "/c"}) == Path("/c/huggingface/token")
     assert hub_token_path({}) == Path.home() / ".cache/huggingface/token"
+
+
+@pytest.fixture
+def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory that counts as mounted until it is renamed."""
+    disk = tmp_path / "big"
+    disk.mkdir()
+    is_mount = os.path.ismount
+    monkeypatch.setattr(
+        "store.known_roots.os.path.ismount", lambda path: is_mount(path) or Path(path) == disk.resolve()
+    )
+    return disk
+
+
+@pytest.mark.parametrize("leaves", ["nothing", "an empty mount point", "an empty folder"])
+def test_a_root_whose_disk_is_not_mounted_is_not_made_anew(
+    disk: Path, monkeypatch: pytest.MonkeyPatch, leaves: str
+) -> None:
+    root = DataRoot.open(disk / "quire")
+    disk.rename(disk.with_name("unmounted"))
+    monkeypatch.setattr("store.known_roots.os.path.ismount", lambda path: Path(path) == Path("/"))
+    if leaves != "nothing":
+        disk.mkdir()
+    if leaves == "an empty folder":
+        root.root.mkdir()
+    for attempt in (DataRoot.open, DataRoot.look, lambda path: DataRoot.open(path, renew=True)):
+        with pytest.raises(DataRootUnusable, match=f"The disk of {disk} is not mounted.*mount it, or.*quire disk use"):
+            attempt(root.root)
+    assert not root.hub.exists()
+    if leaves == "nothing":
+        disk.with_name("unmounted").rename(disk)
+        assert DataRoot.open(root.root) == DataRoot.look(root.root) == root
+
+
+def test_a_root_that_was_deleted_is_made_anew_only_when_asked_for(disk: Path) -> None:
+    root = DataRoot.open(disk / "quire")
+    shutil.rmtree(root.root)
+    with pytest.raises(DataRootUnusable, match=f"gone although its disk {disk} is mounted.*quire disk use {root.root}"):
+        DataRoot.open(root.root)
+    assert DataRoot.open(root.root, renew=True).hub.is_dir()
+    assert DataRoot.open(root.root) == root
+
+
+def test_the_platform_default_may_be_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("QUIRE_HOME", raising=False)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    shutil.rmtree(DataRoot.open().root)
+    assert DataRoot.open().hub.is_dir()
+
+
+def test_looking_at_a_root_that_was_never_used_makes_nothing(tmp_path: Path) -> None:
+    assert DataRoot.look(tmp_path / "new").root == tmp_path / "new"
+    assert not (tmp_path / "new").exists()
+
+
+def test_the_unfinished_copy_of_a_move_is_no_root(tmp_path: Path) -> None:
+    (tmp_path / "copy").mkdir()
+    (tmp_path / "copy" / MOVE_JOURNAL_NAME).write_text("{}")
+    for attempt in (DataRoot.open, DataRoot.look):
+        with pytest.raises(DataRootUnusable, match="unfinished copy of a move"):
+            attempt(tmp_path / "copy")
+
+
+def test_a_root_opens_where_the_home_takes_no_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("QUIRE_STATE_DIR", str(tmp_path / "file/state"))
+    assert DataRoot.open(tmp_path / "quire").hub.is_dir()
+
+
+def test_a_root_in_use_cannot_be_moved_nor_used_while_it_moves(tmp_path: Path) -> None:
+    root = DataRoot.open(tmp_path / "quire")
+    with root.in_use(), root.in_use(), root_lock(root.root, fcntl.LOCK_EX) as is_held:
+        assert not is_held
+    with (
+        root_lock(root.root, fcntl.LOCK_EX) as is_held,
+        pytest.raises(DataRootUnusable, match="being moved"),
+        root.in_use(),
+    ):
+        pass
+    assert is_held
