@@ -12,7 +12,9 @@ StoreError
  ├── HubUnreachable      503  no endpoint of the model hub answered in time
  ├── DownloadFailed      502  a source answered, but the bytes could not be had
  ├── NotEnoughSpace      507  the data root's disk cannot hold the download
- └── DataRootUnusable    500  the data root is missing, read-only or full
+ ├── DataRootUnusable    500  the data root is missing, read-only or full
+ ├── ChatNotFound        404  no saved chat has this id
+ └── DatabaseUnusable    500  the database of chats and usage cannot be opened or written
 
 Each message is one sentence of the form "what happened; what to do next."  This module knows neither HTTP
 frameworks nor the engine; every module of `store` raises from here, `app` turns them into answers.
@@ -126,3 +128,17 @@ class DataRootUnusable(StoreError):
 
     status = 500
     code = "data_root_unusable"
+
+
+class ChatNotFound(StoreError):
+    """No saved chat, or no message of it, has this id."""
+
+    status = 404
+    code = "chat_not_found"
+
+
+class DatabaseUnusable(StoreError):
+    """The database of chats and usage cannot be opened, read or written."""
+
+    status = 500
+    code = "database_unusable"

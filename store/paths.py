@@ -48,6 +48,11 @@ class UserPaths:
     runtime_dir: Path
     data_dir: Path
 
+    @property
+    def database(self) -> Path:
+        """Chats and usage; on the home disk, so that they stay when the disk of the models is away."""
+        return self.data_dir / "quire.db"
+
 
 def user_paths() -> UserPaths:
     """The user's directories, created with mode 0700.
