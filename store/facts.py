@@ -1,28 +1,48 @@
 """`ModelFacts`: what a model is, read from headers and config.json alone.
 
-Reads no weights and needs no torch, so that showing a model costs milliseconds.  Called by `app`
-for `show` and the model listings.
+Reads no weights and needs no torch, so that showing a model costs milliseconds.  `read_model_facts` reads files
+of this machine, `store.remote_facts` those of a repository.  Called by `app` for `show`, the model listings
+and the decision whether to load or to download a model.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
 from store.errors import BrokenFile, UnsupportedFormat
-from store.formats.gguf import read_gguf_header
+from store.formats.byte_source import open_local
+from store.formats.gguf import GgufHeader
+from store.formats.gguf_parts import read_gguf_model
+from store.formats.json_object import NotAnObject, parse_json_object
 from store.formats.safetensors import read_safetensors_header
+from store.shape import ModelShape, cache_bytes_per_token, identifier, shape_of_config, shape_of_gguf, text_section
 
-_MAX_JSON_BYTES = 64 * 1024 * 1024
+MAX_JSON_BYTES = 16 << 20
+"""Of config.json and tokenizer_config.json; those with thousands of added tokens have 2 MB."""
+
+LONGEST_FACT_ARRAY = 4096
+"""Items of a GGUF array that facts may come from, such as one number per layer."""
+
+CHAT_TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json")
+
+_MAX_LICENSE_LETTERS = 100
+_GGUF_DTYPES = {"F32": "float32", "F16": "float16"}
 
 
 class ModelFacts(msgspec.Struct, frozen=True):
-    """`num_parameters` is summed from tensor shapes; fields that the files do not state are None."""
+    """Sizes in bytes, lengths in tokens; fields that the files do not state are None.
+
+    `num_parameters` and `weight_bytes` are summed over the table of tensors, and `weight_bytes` is what they take
+    as they are stored.  `quantization` is the type of most parameters, or the method that config.json names;
+    `quantization_method` is that method alone.  `dtype` is what the model computes in ("bfloat16") and
+    `kv_bytes_per_token` what a token takes in a KV cache of that type.  `tensor_types` are all types that occur.
+    """
 
     architecture: str
     num_parameters: int
@@ -32,79 +52,135 @@ class ModelFacts(msgspec.Struct, frozen=True):
     num_layers: int | None = None
     license: str | None = None
     has_chat_template: bool = False
+    weight_bytes: int = 0
+    num_heads: int | None = None
+    num_kv_heads: int | None = None
+    head_dim: int | None = None
+    kv_bytes_per_token: int | None = None
+    has_latent_cache: bool = False
+    dtype: str | None = None
+    classes: tuple[str, ...] = ()
+    tensor_types: tuple[str, ...] = ()
+    quantization_method: str | None = None
+    num_experts: int | None = None
+    has_sliding_window: bool = False
+    activation: str | None = None
+
+
+class TensorFacts(Protocol):
+    """What counts of a tensor here, whatever its format."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def num_bytes(self) -> int: ...
 
 
 def read_model_facts(path: Path) -> ModelFacts:
-    """Facts of a .gguf file, or of a directory with config.json and safetensors.
+    """Facts of a .gguf file (all parts of one that is split), or of a directory with config.json and safetensors.
 
     Raises BrokenFile or UnsupportedFormat.
     """
-    return _directory_facts(path) if path.is_dir() else _gguf_facts(path)
-
-
-def _gguf_facts(path: Path) -> ModelFacts:
-    header = read_gguf_header(path)
-    metadata = header.metadata
-    architecture = metadata.get("general.architecture")
-    if not isinstance(architecture, str):
-        raise BrokenFile(f"{path.name} does not name its architecture; download it again.")
-    license_name = metadata.get("general.license")
-    return ModelFacts(
-        architecture=architecture,
-        num_parameters=sum(math.prod(tensor.shape) for tensor in header.tensors.values()),
-        quantization=_dominant((tensor.type_name, tensor.shape) for tensor in header.tensors.values()),
-        context_length=_integer(metadata, f"{architecture}.context_length"),
-        embedding_length=_integer(metadata, f"{architecture}.embedding_length"),
-        num_layers=_integer(metadata, f"{architecture}.block_count"),
-        license=license_name if isinstance(license_name, str) else None,
-        has_chat_template="tokenizer.chat_template" in metadata,
-    )
-
-
-def _directory_facts(path: Path) -> ModelFacts:
-    config = _read_json(path / "config.json")
+    if not path.is_dir():
+        return facts_of_gguf(path.name, read_gguf_model(path, longest_array=LONGEST_FACT_ARRAY).header)
+    config = read_json_file(path / "config.json")
     headers = [read_safetensors_header(file) for file in sorted(path.glob("*.safetensors"))]
-    tensors = [tensor for header in headers for tensor in header.values()]
+    tensors = [(tensor.dtype, tensor) for header in headers for tensor in header.values()]
     if not tensors:
         raise UnsupportedFormat(f"{path} holds no safetensors weights; pull the model again.")
-    quantized = config.get("quantization_config")
-    method = quantized.get("quant_method") if isinstance(quantized, dict) else None
+    has_template = any((path / name).is_file() for name in CHAT_TEMPLATE_FILES)
     tokenizer_config = path / "tokenizer_config.json"
-    has_template = any((path / name).is_file() for name in ("chat_template.jinja", "chat_template.json"))
-    return ModelFacts(
-        architecture=str(config.get("model_type", "unknown")),
-        num_parameters=sum(math.prod(tensor.shape) for tensor in tensors),
-        quantization=str(method).upper() if method else _dominant((tensor.dtype, tensor.shape) for tensor in tensors),
-        context_length=_integer(config, "max_position_embeddings"),
-        embedding_length=_integer(config, "hidden_size"),
-        num_layers=_integer(config, "num_hidden_layers"),
-        has_chat_template=has_template
-        or (tokenizer_config.is_file() and bool(_read_json(tokenizer_config).get("chat_template"))),
+    if not has_template and tokenizer_config.is_file():
+        has_template = bool(read_json_file(tokenizer_config).get("chat_template"))
+    return facts_of_checkpoint(config, tensors, has_chat_template=has_template)
+
+
+def facts_of_gguf(name: str, header: GgufHeader) -> ModelFacts:
+    """Facts of the header of a whole model; `name` is for the message of `BrokenFile`."""
+    shape = shape_of_gguf(header.metadata)
+    if not shape.architecture:
+        raise BrokenFile(f"{name} does not name its architecture; choose another file, or pull the model again.")
+    tensors = [(tensor.type_name, tensor) for tensor in header.tensors.values()]
+    stored_bytes: Counter[str] = Counter()
+    for type_name, tensor in tensors:
+        stored_bytes[type_name] += tensor.num_bytes
+    # Quantised weights were trained in bfloat16, or are as good in it.
+    dtype = _GGUF_DTYPES.get(max(stored_bytes, key=stored_bytes.__getitem__, default=""), "bfloat16")
+    facts = _facts(shape, tensors, dtype)
+    return msgspec.structs.replace(
+        facts,
+        license=_shown_text(header.metadata.get("general.license")),
+        has_chat_template="tokenizer.chat_template" in header.metadata,
     )
 
 
-def _dominant(tensors: Any) -> str:
-    """The type that most elements have."""
+def facts_of_checkpoint(
+    config: Mapping[str, Any], tensors: Iterable[tuple[str, TensorFacts]], *, has_chat_template: bool
+) -> ModelFacts:
+    """Facts of config.json and the (dtype, tensor) pairs of all safetensors files; no tensors give no counts."""
+    shape = shape_of_config(config)
+    text = text_section(config)
+    dtype = identifier(text.get("dtype")) or identifier(text.get("torch_dtype"))
+    quantized = config.get("quantization_config")
+    method = identifier(quantized.get("quant_method")) or "unknown" if isinstance(quantized, dict) else None
+    facts = _facts(shape, list(tensors), dtype)
+    return msgspec.structs.replace(
+        facts,
+        architecture=shape.architecture or "unknown",
+        quantization=method.upper() if method else facts.quantization,
+        quantization_method=method,
+        has_chat_template=has_chat_template,
+    )
+
+
+def _facts(shape: ModelShape, tensors: Sequence[tuple[str, TensorFacts]], dtype: str | None) -> ModelFacts:
+    """What config and tensors give together; the rest is of one format alone."""
     elements: Counter[str] = Counter()
-    for type_name, shape in tensors:
-        elements[type_name] += math.prod(shape)
-    return elements.most_common(1)[0][0] if elements else "unknown"
+    for type_name, tensor in tensors:
+        elements[type_name] += math.prod(tensor.shape)
+    return ModelFacts(
+        architecture=shape.architecture,
+        num_parameters=elements.total(),
+        quantization=elements.most_common(1)[0][0] if elements else "unknown",
+        context_length=shape.context_length,
+        embedding_length=shape.embedding_length,
+        num_layers=shape.num_layers,
+        weight_bytes=sum(tensor.num_bytes for _, tensor in tensors),
+        num_heads=shape.num_heads,
+        num_kv_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim,
+        kv_bytes_per_token=cache_bytes_per_token(shape, dtype),
+        has_latent_cache=shape.has_latent_cache,
+        dtype=dtype,
+        classes=shape.classes,
+        tensor_types=tuple(sorted(elements)),
+        num_experts=shape.num_experts,
+        has_sliding_window=shape.has_sliding_window,
+        activation=shape.activation,
+    )
 
 
-def _integer(values: dict[str, Any], key: str) -> int | None:
-    value = values.get(key)
-    return value if isinstance(value, int) else None
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        if path.stat().st_size > _MAX_JSON_BYTES:
+def read_json_file(path: Path) -> dict[str, Any]:
+    """The JSON object in a file beside the weights.  Raises BrokenFile, or UnsupportedFormat if it is not there."""
+    if not path.is_file():
+        raise UnsupportedFormat(f"{path.parent} holds no {path.name}; name a model directory.")
+    with open_local(path) as source:
+        if source.size_bytes > MAX_JSON_BYTES:
             raise BrokenFile(f"{path.name} is larger than any configuration file; download it again.")
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise UnsupportedFormat(f"{path.parent} holds no {path.name}; name a model directory.") from error
-    except (OSError, ValueError) as error:
-        raise BrokenFile(f"{path.name} cannot be read as JSON; download it again.") from error
-    if not isinstance(value, dict):
-        raise BrokenFile(f"{path.name} is not a JSON object; download it again.")
-    return value
+        return json_object(path.name, source.fetch(0, source.size_bytes))
+
+
+def json_object(name: str, text: bytes) -> dict[str, Any]:
+    """The JSON object in `text`.  Raises BrokenFile."""
+    try:
+        return parse_json_object(text)
+    except NotAnObject as error:
+        raise BrokenFile(f"{name} {error}; pull the model again, or choose another.") from error
+
+
+def _shown_text(value: object) -> str | None:
+    """Text of a file's author as it may be shown: one short line without control characters."""
+    if not isinstance(value, str):
+        return None
+    return "".join(filter(str.isprintable, value))[:_MAX_LICENSE_LETTERS] or None

@@ -10,15 +10,8 @@ from pathlib import Path
 
 import msgspec
 
-from store.errors import UnsupportedFormat
-from store.facts import ModelFacts
-
-
-class _Config(msgspec.Struct, frozen=True):
-    model_type: str = "unknown"
-    max_position_embeddings: int | None = None
-    hidden_size: int | None = None
-    num_hidden_layers: int | None = None
+from store.errors import BrokenFile, UnsupportedFormat
+from store.facts import ModelFacts, facts_of_checkpoint, read_json_file
 
 
 def config_facts(path: Path) -> ModelFacts:
@@ -27,16 +20,10 @@ def config_facts(path: Path) -> ModelFacts:
     Raises `UnsupportedFormat`.
     """
     try:
-        config = msgspec.json.decode((path / "config.json").read_bytes(), type=_Config)
-    except (OSError, msgspec.DecodeError) as error:
+        config = read_json_file(path / "config.json")
+    except (BrokenFile, UnsupportedFormat) as error:
         raise UnsupportedFormat(
             f"{path} holds no readable config.json, which random weights need; name a model directory."
         ) from error
-    return ModelFacts(
-        architecture=config.model_type,
-        num_parameters=0,
-        quantization="random",
-        context_length=config.max_position_embeddings,
-        embedding_length=config.hidden_size,
-        num_layers=config.num_hidden_layers,
-    )
+    facts = facts_of_checkpoint(config, (), has_chat_template=False)
+    return msgspec.structs.replace(facts, quantization="random")

@@ -17,7 +17,7 @@ def test_facts_come_from_the_config(tmp_path: Path) -> None:
     assert facts.num_parameters == 0
 
 
-@pytest.mark.parametrize("content", [None, "{", '{"hidden_size": "wide"}'])
+@pytest.mark.parametrize("content", [None, "{", "[]"])
 def test_a_config_that_cannot_be_read_is_one_sentence(tmp_path: Path, content: str | None) -> None:
     if content is not None:
         (tmp_path / "config.json").write_text(content)

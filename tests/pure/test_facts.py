@@ -3,63 +3,41 @@
 from __future__ import annotations
 
 import json
-import struct
 from pathlib import Path
 
 import pytest
 
 from store.errors import BrokenFile, UnsupportedFormat
 from store.facts import read_model_facts
+from tests.fakes.gguf_files import F32_TENSOR, Q4_1_TENSOR, gguf_bytes, keys_of, safetensors_bytes, tensor
 
 
 def write_safetensors(path: Path, tensors: dict[str, tuple[str, list[int], int]]) -> None:
-    header, offset = {}, 0
-    for name, (dtype, shape, num_bytes) in tensors.items():
-        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [offset, offset + num_bytes]}
-        offset += num_bytes
-    encoded = json.dumps(header).encode()
-    path.write_bytes(struct.pack("<Q", len(encoded)) + encoded + bytes(offset))
-
-
-def _gguf_string(text: str) -> bytes:
-    return struct.pack("<Q", len(text)) + text.encode()
-
-
-def write_gguf(
-    path: Path, metadata: dict[str, str | int], tensors: list[tuple[str, tuple[int, ...], int, int]]
-) -> None:
-    """Tensors are (name, dimensions, type id, bytes); strings and unsigned 32-bit metadata only."""
-    out = struct.pack("<4sIQQ", b"GGUF", 3, len(tensors), len(metadata))
-    for key, value in metadata.items():
-        encoded = struct.pack("<I", 8) + _gguf_string(value) if isinstance(value, str) else struct.pack("<II", 4, value)
-        out += _gguf_string(key) + encoded
-    offset = 0
-    for name, dimensions, type_id, num_bytes in tensors:
-        out += _gguf_string(name) + struct.pack(
-            f"<I{len(dimensions)}QIQ", len(dimensions), *dimensions, type_id, offset
-        )
-        offset += (num_bytes + 31) // 32 * 32
-    out += bytes(-len(out) % 32)
-    path.write_bytes(out + bytes(offset))
+    path.write_bytes(safetensors_bytes(tensors))
 
 
 def test_facts_of_a_gguf_file(tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
-    metadata: dict[str, str | int] = {
+    metadata = {
         "general.architecture": "llama", "general.license": "apache-2.0", "tokenizer.chat_template": "{{ x }}",
         "llama.context_length": 2048, "llama.embedding_length": 64, "llama.block_count": 3,
     }  # fmt: skip
     # Q4_1 holds 32 elements in 20 bytes.
-    write_gguf(path, metadata, [("token_embd.weight", (64, 100), 3, 4000), ("output_norm.weight", (64,), 0, 256)])
+    tensors = [
+        tensor("token_embd.weight", (64, 100), Q4_1_TENSOR, 0),
+        tensor("output_norm.weight", (64,), F32_TENSOR, 4000),
+    ]
+    path.write_bytes(gguf_bytes(keys_of(metadata), tensors, bytes(4256)))
     facts = read_model_facts(path)
     assert (facts.architecture, facts.num_parameters, facts.quantization) == ("llama", 6464, "Q4_1")
     assert (facts.context_length, facts.embedding_length, facts.num_layers) == (2048, 64, 3)
     assert facts.license == "apache-2.0"
     assert facts.has_chat_template
+    assert (facts.weight_bytes, facts.tensor_types, facts.dtype) == (4256, ("F32", "Q4_1"), "bfloat16")
 
 
 def test_a_gguf_file_must_name_its_architecture(tmp_path: Path) -> None:
-    write_gguf(tmp_path / "m.gguf", {"general.name": "x"}, [])
+    (tmp_path / "m.gguf").write_bytes(gguf_bytes(keys_of({"general.name": "x"}), []))
     with pytest.raises(BrokenFile, match="architecture"):
         read_model_facts(tmp_path / "m.gguf")
 
