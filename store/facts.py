@@ -11,7 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import msgspec
 
@@ -47,6 +47,7 @@ class ModelFacts(msgspec.Struct, frozen=True):
     architecture: str
     num_parameters: int
     quantization: str
+    format: Literal["gguf", "safetensors"] = "safetensors"
     context_length: int | None = None
     embedding_length: int | None = None
     num_layers: int | None = None
@@ -110,6 +111,7 @@ def facts_of_gguf(name: str, header: GgufHeader) -> ModelFacts:
     facts = _facts(shape, tensors, dtype)
     return msgspec.structs.replace(
         facts,
+        format="gguf",
         license=_shown_text(header.metadata.get("general.license")),
         has_chat_template="tokenizer.chat_template" in header.metadata,
     )

@@ -120,7 +120,6 @@ def shape_of_gguf(metadata: Mapping[str, Any]) -> ModelShape:
         cached_elements=cached_elements,
         has_latent_cache=has_latent_cache,
         num_experts=size(fields.get("expert_count")),
-        has_sliding_window=size(fields.get("attention.sliding_window")) is not None,
     )
 
 

@@ -13,11 +13,12 @@ from typing import Any
 
 import torch
 
+from engine.api.architectures import unsupported_types
 from engine.api.errors import BrokenCheckpoint, UnsupportedModel
 from engine.layers.packed_weight import Bits, CodedRows
 from engine.loading.gguf_codes import code_bits, code_rows
 from engine.loading.gguf_config import config_from_gguf
-from engine.loading.gguf_dequantize import SUPPORTED_TYPES, dequantize, dequantized_dtype
+from engine.loading.gguf_dequantize import dequantize, dequantized_dtype
 from engine.loading.gguf_names import ROPE_FACTORS, hf_name
 from engine.loading.mapped_file import MappedFile
 from store.formats.gguf import GgufTensor
@@ -36,12 +37,8 @@ class GgufCheckpoint:
         header = model.header
         self._paths = list(model.paths)
         self._files = [MappedFile(part) for part in model.paths]
-        for tensor in header.tensors.values():
-            if tensor.type_name not in SUPPORTED_TYPES:
-                raise UnsupportedModel(
-                    f"The tensor {tensor.name!r} is stored as {tensor.type_name}; choose a file quantised as one of: "
-                    f"{', '.join(SUPPORTED_TYPES)}."
-                )
+        if reason := unsupported_types((tensor.type_name for tensor in header.tensors.values()), is_gguf=True):
+            raise UnsupportedModel(reason)
         factors = header.tensors.get(ROPE_FACTORS)
         factor_values = tuple(self._read(factors).float().flatten().tolist()) if factors else None
         self.config: dict[str, Any] = config_from_gguf(header, factor_values)

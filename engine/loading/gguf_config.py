@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+from engine.api.architectures import unsupported_experts
 from engine.api.errors import BrokenCheckpoint, UnsupportedModel
 from store.formats.gguf import GgufHeader
 
@@ -34,7 +35,7 @@ def config_from_gguf(header: GgufHeader, frequency_factors: tuple[float, ...] | 
     metadata, tensors = header.metadata, header.tensors
     architecture = str(metadata.get("general.architecture", ""))
     fields = {key.removeprefix(f"{architecture}."): value for key, value in metadata.items()}
-    _refuse_unsupported(architecture, fields)
+    _refuse_unsupported(fields)
     config: dict[str, Any] = {hf: fields[gguf] for gguf, hf in _FIELDS.items() if gguf in fields}
     config["model_type"] = architecture
     config["tie_word_embeddings"] = "output.weight" not in tensors
@@ -51,11 +52,9 @@ def config_from_gguf(header: GgufHeader, frequency_factors: tuple[float, ...] | 
     return config
 
 
-def _refuse_unsupported(architecture: str, fields: dict[str, Any]) -> None:
-    if fields.get("expert_count"):
-        raise UnsupportedModel(
-            f"This {architecture} file is a mixture of experts, which is not supported; choose a dense model."
-        )
+def _refuse_unsupported(fields: dict[str, Any]) -> None:
+    if reason := unsupported_experts(fields.get("expert_count")):
+        raise UnsupportedModel(reason)
     if fields.get("attention.value_length", fields.get("attention.key_length")) != fields.get("attention.key_length"):
         raise UnsupportedModel("Values of another width than keys are not supported; choose another model.")
 

@@ -21,7 +21,7 @@ BlockReader = Callable[[torch.Tensor, torch.Tensor], None]
 
 
 def dequantize(raw: torch.Tensor, type_name: str, shape: tuple[int, ...]) -> torch.Tensor:
-    """Flat uint8 `raw` of a type in `SUPPORTED_TYPES` -> a CPU tensor of `shape`.
+    """Flat uint8 `raw` of a type in `READABLE_GGUF_TYPES` -> a CPU tensor of `shape`.
 
     Quantised types give a new float32 tensor; plain ones a view of `raw` in their own dtype.
     """
@@ -38,7 +38,7 @@ def dequantize(raw: torch.Tensor, type_name: str, shape: tuple[int, ...]) -> tor
 
 
 def dequantized_dtype(type_name: str) -> torch.dtype:
-    """What `dequantize` makes of a type in `SUPPORTED_TYPES`."""
+    """What `dequantize` makes of a type in `READABLE_GGUF_TYPES`."""
     return _PLAIN_DTYPES.get(type_name, torch.float32)
 
 
@@ -138,4 +138,3 @@ _BLOCK_READERS: dict[str, BlockReader] = {
     "Q5_K": _read_q5_k,
     "Q6_K": _read_q6_k,
 }
-SUPPORTED_TYPES = (*_PLAIN_DTYPES, *_BLOCK_READERS)

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from engine.api.architectures import unsupported_types
 from engine.api.errors import BrokenCheckpoint, UnsupportedModel
 from engine.layers.packed_weight import Bits
 from engine.loading.mapped_file import MappedFile
@@ -150,9 +151,5 @@ def _require_listed(directory: Path, names: set[str]) -> None:
 
 
 def _refuse_odd_dtypes(tensors: list[SafetensorsTensor]) -> None:
-    for tensor in tensors:
-        if tensor.dtype not in _DTYPES:
-            raise UnsupportedModel(
-                f"The tensor {tensor.name!r} is stored as {tensor.dtype}; choose a checkpoint in float32, float16 "
-                "or bfloat16, or a GGUF file."
-            )
+    if reason := unsupported_types((tensor.dtype for tensor in tensors), is_gguf=False):
+        raise UnsupportedModel(reason)

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
+from engine.api.architectures import unsupported_activation, unsupported_quantization, unsupported_window
 from engine.api.errors import BrokenCheckpoint, UnsupportedModel
 from engine.layers.rotary import RopeConfig
 from engine.models.config_fields import ConfigFields
@@ -98,12 +99,11 @@ class DecoderConfig(ABC):
 
 def _refuse_unsupported(config: Mapping[str, Any]) -> None:
     fields = ConfigFields(config)
-    activation = fields.text("hidden_act", "silu")
-    if activation not in ("silu", "swish"):
-        raise UnsupportedModel(f"The activation {activation!r} is not supported; choose a model that uses silu.")
-    if fields.section("quantization_config"):
-        raise UnsupportedModel(
-            "Quantised safetensors checkpoints are not supported; choose the original weights or a GGUF file."
-        )
-    if fields.flag("use_sliding_window", False) or set(fields.texts("layer_types")) - {"full_attention"}:
-        raise UnsupportedModel("Sliding-window attention is not supported; choose a model with full attention.")
+    has_window = fields.flag("use_sliding_window", False) or bool(set(fields.texts("layer_types")) - {"full_attention"})
+    for reason in (
+        unsupported_activation(fields.text("hidden_act", "silu")),
+        unsupported_quantization(is_quantized=bool(fields.section("quantization_config"))),
+        unsupported_window(has_sliding_window=has_window),
+    ):
+        if reason:
+            raise UnsupportedModel(reason)

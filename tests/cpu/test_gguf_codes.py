@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import torch
 
+from engine.api.architectures import READABLE_GGUF_TYPES
 from engine.api.errors import BrokenCheckpoint
 from engine.layers.packed_weight import Bits, pack
 from engine.loading.gguf_codes import code_bits, code_rows
-from engine.loading.gguf_dequantize import SUPPORTED_TYPES, dequantize
+from engine.loading.gguf_dequantize import dequantize
 from store.formats.gguf_types import GGUF_BLOCK_SIZES
 
 SHAPE = (20, 512)
@@ -62,7 +63,7 @@ def test_groups_of_16_are_quantised_anew() -> None:
 
 
 def test_every_supported_type_is_plain_or_coded() -> None:
-    found = {name: code_bits(name) for name in SUPPORTED_TYPES}
+    found = {name: code_bits(name) for name in READABLE_GGUF_TYPES}
     assert [name for name, bits in found.items() if bits is None] == ["F32", "F16", "BF16"]
     assert {bits for bits in found.values() if bits} == set(get_args(Bits))
 

@@ -197,5 +197,5 @@ def test_directory_with_one_gguf_file_means_that_file(tmp_path: Path) -> None:
     write_gguf_checkpoint(tmp_path / "one" / "model.gguf", tmp_path / "source")
     assert load(tmp_path / "one").missing_weights() == []
     (tmp_path / "one" / "second.gguf").write_bytes(b"GGUF")
-    with pytest.raises(UnsupportedModel, match="2 GGUF files"):
+    with pytest.raises(UnsupportedModel, match="2 GGUF models"):
         open_checkpoint(tmp_path / "one")
