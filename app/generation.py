@@ -35,7 +35,7 @@ async def generate(supervisor: Supervisor, job: GenerateJob) -> AsyncGenerator[l
     Close it (`contextlib.aclosing`) to abort.  Raises `EngineError`, `StoreError`, `QueueFull`.
     """
     resident = await supervisor.acquire(job.model)
-    requests = job.requests(resident.sampling_defaults)
+    requests = job.requests(resident.sampling_defaults, resident.installed.preset)
     async with aclosing(resident.generator.generate(requests)) as deltas:
         async for delta in deltas:
             yield delta

@@ -2,11 +2,13 @@
 
 StoreError
  ├── InvalidName         400  a model name, repo id, revision, file name or digest that is not allowed
+ ├── InvalidModelfile    400  a Modelfile that cannot be understood; names the line
  ├── ModelNotFound       404  not installed, or not on any source that was asked
  ├── UnsupportedFormat   422  the files are whole but hold nothing that can be run
  ├── BrokenFile          422  truncated, lying about its lengths, or not the bytes that were promised
  ├── AccessDenied        403  gated or private on the hub
  ├── ModelBusy           409  another pull or removal of the same repository is running
+ ├── NameTaken           409  a model of this name is there already
  ├── ModelNotOwned       409  the model is in a registered folder, which Quire only reads
  ├── Cancelled           499  the caller asked to stop
  ├── HubUnreachable      503  no endpoint of the model hub answered in time
@@ -48,6 +50,13 @@ class InvalidName(StoreError):
     code = "invalid_model_name"
 
 
+class InvalidModelfile(StoreError):
+    """A Modelfile that cannot be understood, or asks for what there is not."""
+
+    status = 400
+    code = "invalid_modelfile"
+
+
 class ModelNotFound(StoreError):
     """Not installed here, or not on the source that was asked."""
 
@@ -81,6 +90,13 @@ class ModelBusy(StoreError):
 
     status = 409
     code = "model_busy"
+
+
+class NameTaken(StoreError):
+    """A model of this name is there already, and is not to be replaced."""
+
+    status = 409
+    code = "name_taken"
 
 
 class ModelNotOwned(StoreError):

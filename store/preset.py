@@ -83,7 +83,7 @@ class Preset(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         own_system = [message for message in messages if message["role"] == "system"]
         num_leading = next((i for i, message in enumerate(messages) if message["role"] != "system"), len(messages))
         before: list[dict[str, Any]] = []
-        if self.system is not None and not own_system:
+        if self.system and not own_system:
             before.append({"role": "system", "content": self.system})
         examples = [
             {"role": message.role, "content": message.content}

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from app.cli import daemon, installed, pull, removal, resident, run, upkeep
+from app.cli import creation, daemon, installed, pull, removal, resident, run, upkeep
 
 application = typer.Typer(
     help="Pull language models, chat with them, serve them to programs.",
@@ -39,6 +39,8 @@ application.command("pull")(pull.pull)
 application.command("list")(installed.list_models)
 application.command("show")(installed.show)
 application.command("rm")(removal.remove)
+application.command("cp")(creation.copy)
+application.command("create")(creation.create)
 application.command("verify")(upkeep.verify)
 application.command("ps")(resident.ps)
 application.command("stop")(resident.stop)

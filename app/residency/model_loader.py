@@ -14,6 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import zmq.asyncio
 
@@ -27,6 +28,7 @@ from engine.text.generation_defaults import load_generation_defaults
 from engine.text.stage import TextStage, open_text_files
 from store.models import InstalledModel
 from store.paths import DataRoot
+from store.preset import Preset
 
 
 @dataclass(slots=True)
@@ -37,7 +39,7 @@ class ResidentModel:
     facts: WorkerFacts
     worker: WorkerClient
     generator: Generator
-    sampling_defaults: dict[str, float]
+    sampling_defaults: dict[str, Any]
     loaded_at: float
     seen_stats: EngineStats = field(default_factory=EngineStats)
 
@@ -73,7 +75,8 @@ class ModelLoader:
         """Start a worker within `budget_bytes` and open the text side; leaves nothing behind on failure."""
         worker = WorkerClient(self._context, self._runtime_dir)
         # The text files are read while the worker loads the weights.
-        text_files = asyncio.create_task(asyncio.to_thread(open_text_files, installed.path))
+        preset = installed.preset or Preset()
+        text_files = asyncio.create_task(asyncio.to_thread(open_text_files, installed.path, preset.template))
         try:
             facts = await worker.start(
                 self._worker_command,
@@ -95,7 +98,7 @@ class ModelLoader:
             facts=facts,
             worker=worker,
             generator=Generator(installed.name, text, worker, self._metrics, self._settings.max_queue),
-            sampling_defaults={**installed.sampling_defaults, **from_files},
+            sampling_defaults={**installed.sampling_defaults, **from_files, **preset.parameters.sampling()},
             loaded_at=time.time(),
         )
 
@@ -110,7 +113,7 @@ class ModelLoader:
             device=settings.device,
             load_format=settings.load_format,
             quantization=settings.quantization,
-            max_model_len=settings.max_model_len,
+            max_model_len=_max_model_len(settings, installed),
             max_num_seqs=settings.max_num_seqs,
             gpu_memory_utilization=settings.gpu_memory_utilization,
             memory_budget_bytes=budget_bytes,
@@ -120,6 +123,12 @@ class ModelLoader:
             seed=secrets.randbits(63),
             cache_dir=str(self._data_root.kernels),
         )
+
+
+def _max_model_len(settings: Settings, installed: InstalledModel) -> int | None:
+    """The smaller one of what the settings and the model's preset allow; None for the model's own."""
+    from_preset = installed.preset.parameters.context_length if installed.preset else None
+    return min((length for length in (settings.max_model_len, from_preset) if length is not None), default=None)
 
 
 def _thread_environment(environ: Mapping[str, str]) -> dict[str, str]:

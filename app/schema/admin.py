@@ -5,6 +5,8 @@ Field names are Ollama's where it has the same thing; sizes are in bytes.
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 
@@ -71,7 +73,10 @@ class RunningModels(msgspec.Struct, frozen=True):
 
 
 class ModelCardDetails(msgspec.Struct, frozen=True, kw_only=True):
-    """Answer of POST /api/show."""
+    """Answer of POST /api/show.
+
+    `base` is the name that the model was made from, where it was made here; `modelfile` makes it again.
+    """
 
     name: str
     model: str
@@ -82,8 +87,11 @@ class ModelCardDetails(msgspec.Struct, frozen=True, kw_only=True):
     modified_at: str
     license: str | None
     has_chat_template: bool
-    sampling_defaults: dict[str, float]
+    sampling_defaults: dict[str, Any]
     details: ModelDetails
+    base: str | None = None
+    system: str | None = None
+    modelfile: str = ""
     capabilities: tuple[str, ...] = ("completion",)
 
 

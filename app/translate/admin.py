@@ -10,7 +10,9 @@ from app.residency.model_loader import ResidentModel
 from app.schema.admin import InstalledModelEntry, ModelCardDetails, ModelDetails, ProgressLine, RunningModelEntry
 from engine.api.wire import Progress
 from store.facts import ModelFacts
+from store.modelfile import Modelfile, format_modelfile
 from store.models import InstalledModel
+from store.preset import Preset
 from store.pull import PullProgress
 
 
@@ -21,10 +23,16 @@ def model_details(installed: InstalledModel, facts: ModelFacts) -> ModelDetails:
         parameter_size=short_count(facts.num_parameters),
         quantization_level=facts.quantization,
         num_parameters=facts.num_parameters,
-        context_length=facts.context_length,
+        context_length=_context_length(installed, facts),
         embedding_length=facts.embedding_length,
         num_layers=facts.num_layers,
     )
+
+
+def _context_length(installed: InstalledModel, facts: ModelFacts) -> int | None:
+    """What the model was trained for, or less where its preset says so."""
+    bound = installed.preset.parameters.context_length if installed.preset else None
+    return min((length for length in (facts.context_length, bound) if length is not None), default=None)
 
 
 def installed_entry(installed: InstalledModel, facts: ModelFacts | None) -> InstalledModelEntry:
@@ -62,6 +70,7 @@ def running_entry(resident: ResidentModel) -> RunningModelEntry:
 
 
 def model_card(installed: InstalledModel, facts: ModelFacts) -> ModelCardDetails:
+    preset = installed.preset or Preset()
     return ModelCardDetails(
         name=installed.name,
         model=installed.name,
@@ -70,10 +79,13 @@ def model_card(installed: InstalledModel, facts: ModelFacts) -> ModelCardDetails
         digest=installed.digest,
         size=installed.size_bytes,
         modified_at=rfc3339(installed.modified_at),
-        license=installed.license or facts.license,
-        has_chat_template=facts.has_chat_template,
-        sampling_defaults=installed.sampling_defaults,
+        license=preset.license or installed.license or facts.license,
+        has_chat_template=facts.has_chat_template or preset.template is not None,
+        sampling_defaults={**installed.sampling_defaults, **preset.parameters.sampling()},
         details=model_details(installed, facts),
+        base=installed.base,
+        system=preset.system,
+        modelfile=format_modelfile(Modelfile(installed.base or installed.name, preset)),
     )
 
 

@@ -14,6 +14,7 @@ import msgspec
 
 from engine.api.request import GenerateRequest
 from engine.api.sampling import SamplingParams
+from store.preset import Preset
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,13 @@ class GenerateJob:
     def num_samples(self) -> int:
         return int(self.overrides.get("n", 1))
 
-    def requests(self, defaults: Mapping[str, float]) -> tuple[GenerateRequest, ...]:
+    def requests(self, defaults: Mapping[str, Any], preset: Preset | None = None) -> tuple[GenerateRequest, ...]:
+        """What goes to the engine: the client's sampling over the model's defaults, messages behind the preset's."""
         sampling = SamplingParams(**{**defaults, **self.overrides})
-        return tuple(msgspec.structs.replace(prompt, sampling=sampling) for prompt in self.prompts)
+        requests = (msgspec.structs.replace(prompt, sampling=sampling) for prompt in self.prompts)
+        if preset is None:
+            return tuple(requests)
+        return tuple(
+            msgspec.structs.replace(request, messages=preset.opening(request.messages)) if request.messages else request
+            for request in requests
+        )

@@ -145,8 +145,14 @@ class TextStage:
         return tuple(dict.fromkeys((*known_eos, *sampling.stop_token_ids)))
 
 
-def open_text_files(model: Path) -> tuple[Tokenizer, ChatTemplate | None]:
-    """What a checkpoint directory or GGUF file says about text, for a `TextStage`; errors as `load_tokenizer`."""
+def open_text_files(model: Path, template: str | None = None) -> tuple[Tokenizer, ChatTemplate | None]:
+    """What a checkpoint directory or GGUF file says about text, for a `TextStage`; errors as `load_tokenizer`.
+
+    `template` is Jinja that takes the place of the checkpoint's own chat template.
+    """
+    if template is not None:
+        tokenizer = load_tokenizer(model)
+        return tokenizer, ChatTemplate(template, bos_token=tokenizer.bos_token, eos_token=tokenizer.eos_token)
     if model.is_dir():
         tokenizer = load_tokenizer(model)
         return tokenizer, load_chat_template(model, tokenizer)
