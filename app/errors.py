@@ -7,6 +7,7 @@ AppError                    status 500  internal_error
 ├─ Unauthorized             status 401  invalid_api_key
 ├─ NotAllowed               status 403  not_allowed            foreign Host or Origin header
 ├─ ModelInUse               status 409  model_in_use
+├─ ChatsOff                 status 409  chats_off              save_chats is false
 ├─ UnsupportedMediaType     status 415  unsupported_media_type
 ├─ QueueFull                status 429  queue_full             carries Retry-After
 └─ ShuttingDown             status 503  shutting_down
@@ -85,6 +86,13 @@ class ModelInUse(AppError):
 
     status = 409
     code = "model_in_use"
+
+
+class ChatsOff(AppError):
+    """Nothing new is saved, because the user does not want it."""
+
+    status = 409
+    code = "chats_off"
 
 
 class UnsupportedMediaType(AppError):

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from app.errors import QueueFull
 from app.metrics import Metrics, RequestClock
 from app.residency.worker_client import WorkerClient
+from app.usage_recorder import UsageRecorder
 from engine.api.errors import EngineError
 from engine.api.output import OutputDelta, StepOutput
 from engine.api.request import GenerateRequest, Prompt
@@ -48,11 +49,20 @@ FAILURES = ("error", "abort")
 class Generator:
     """Runs requests on one worker; at most `max_queue` are open at a time."""
 
-    def __init__(self, model: str, text: TextStage, worker: WorkerClient, metrics: Metrics, max_queue: int) -> None:
+    def __init__(
+        self,
+        model: str,
+        text: TextStage,
+        worker: WorkerClient,
+        metrics: Metrics,
+        usage: UsageRecorder,
+        max_queue: int,
+    ) -> None:
         self._model = model
         self._text = text
         self._worker = worker
         self._metrics = metrics
+        self._usage = usage
         self._max_queue = max_queue
         self.num_open = 0
         self.idle = asyncio.Event()
@@ -98,6 +108,8 @@ class Generator:
             raise
         finally:
             self._worker.abort(texts)
+            for text in texts.values():
+                self._record_lengths(text)
             self.num_open -= 1
             self.last_used_at = time.monotonic()
             if self.num_open == 0:
@@ -113,11 +125,20 @@ class Generator:
         delta = text.push(output)
         if text.finished:
             del texts[output.sequence_id]
+            self._record_lengths(text)
             clock.choice_finished(delta.finish_reason or "stop")
             if output.finish_reason is None:
                 # A stop string ended the choice, which the worker cannot know.
                 self._worker.abort((output.sequence_id,))
         return delta
+
+    def _record_lengths(self, text: SequenceText) -> None:
+        """Count a sequence that has ended, if it got as far as a token."""
+        counts = text.usage
+        if counts.completion_tokens:
+            self._usage.record(
+                self._model, counts.prompt_tokens, counts.completion_tokens, max_model_len=self._text.max_model_len
+            )
 
     async def _prepare(self, requests: Sequence[GenerateRequest]) -> list[tuple[GenerateRequest, Prompt]]:
         def prepare_all() -> list[tuple[GenerateRequest, Prompt]]:

@@ -27,10 +27,12 @@ from litestar.middleware import DefineMiddleware
 from litestar.openapi import OpenAPIConfig
 
 from app.api.admin import PullModel, admin_router
+from app.api.chats import chats_router
 from app.api.error_responses import EXCEPTION_HANDLERS
 from app.api.health import daemon_routes
 from app.api.openai import openai_router
 from app.api.schema_page import SchemaPage
+from app.api.usage import get_usage
 from app.draining_server import DrainingServer
 from app.errors import StartupError
 from app.host_guard import HostGuard
@@ -44,7 +46,11 @@ from app.residency.model_loader import ModelLoader
 from app.residency.supervisor import Supervisor
 from app.settings import Settings
 from app.throughput_log import log_throughput
+from app.usage_recorder import UsageRecorder
 from app.version import VERSION
+from store.chats_db import ChatsDb
+from store.database import DatabaseThread
+from store.errors import DatabaseUnusable
 from store.facts import ModelFacts, read_model_facts
 from store.hub_settings import HubSettings, stored_token
 from store.models import InstalledModel, ModelStore
@@ -64,6 +70,7 @@ class Parts:
     data_root: DataRoot
     pull: PullModel
     runtime_dir: Path
+    database: Path
     worker_command: tuple[str, ...] = WORKER_COMMAND
     read_facts: Callable[[Path], ModelFacts] = read_model_facts
     measure_memory: Callable[[str], DeviceMemory] = measure
@@ -79,6 +86,7 @@ def real_parts(settings: Settings) -> Parts:
         data_root=data_root,
         pull=lambda name, on_progress, is_cancelled: pull(name, data_root, hub, on_progress, is_cancelled),
         runtime_dir=user_paths().runtime_dir,
+        database=user_paths().database,
         read_facts=config_facts if settings.load_format == "dummy" else read_model_facts,
     )
 
@@ -101,7 +109,9 @@ def build_daemon(settings: Settings, parts: Parts | None, *, request_shutdown: C
     parts = real_parts(settings) if parts is None else parts
     models = ModelStore(parts.data_root, serves_paths=settings.binds_loopback)
     metrics = Metrics()
-    supervisor = _supervisor(settings, parts, models, metrics)
+    database = DatabaseThread(parts.database)
+    usage = UsageRecorder(database)
+    supervisor = _supervisor(settings, parts, models, metrics, usage)
     is_draining = threading.Event()
 
     def pull_until_draining(name: str, on_progress: ProgressCallback, is_cancelled: CancelCheck) -> InstalledModel:
@@ -113,20 +123,29 @@ def build_daemon(settings: Settings, parts: Parts | None, *, request_shutdown: C
 
     @asynccontextmanager
     async def lifespan(_app: Litestar) -> AsyncIterator[None]:
-        logging_task = asyncio.create_task(log_throughput(supervisor))
+        tasks = [
+            asyncio.create_task(_end_leftovers(database)),
+            asyncio.create_task(log_throughput(supervisor)),
+            asyncio.create_task(usage.run()),
+        ]
         try:
             yield
         finally:
-            logging_task.cancel()
+            for task in tasks:
+                task.cancel()
             await supervisor.close()
+            await usage.flush()
+            await asyncio.to_thread(database.close)
 
     dependencies = {
+        "database": database,
         "settings": settings,
         "models": models,
         "instruments": metrics,
         "pull": pull_until_draining,
         "request_shutdown": request_shutdown,
         "supervisor": supervisor,
+        "usage": usage,
     }
     return Daemon(_application(settings, dependencies, lifespan), drain)
 
@@ -134,7 +153,7 @@ def build_daemon(settings: Settings, parts: Parts | None, *, request_shutdown: C
 def _application(settings: Settings, dependencies: dict[str, Any], lifespan: Callable[[Litestar], Any]) -> Litestar:
     """Routes and framework options; `dependencies` are what handlers ask for by parameter name."""
     return Litestar(
-        route_handlers=[openai_router, admin_router, *daemon_routes],
+        route_handlers=[openai_router, admin_router, chats_router, get_usage, *daemon_routes],
         dependencies={name: _constant(value) for name, value in dependencies.items()},
         exception_handlers=EXCEPTION_HANDLERS,
         lifespan=[lifespan],
@@ -171,12 +190,26 @@ def serve(settings: Settings, parts: Parts | None = None) -> None:
         logger.info("Stopped")
 
 
-def _supervisor(settings: Settings, parts: Parts, models: ModelStore, metrics: Metrics) -> Supervisor:
+async def _end_leftovers(database: DatabaseThread) -> None:
+    """Answers that the last daemon could not end are kept as far as they came; the first work of the database."""
+    try:
+        num_ended = await database.run(lambda connection: ChatsDb(connection).cancel_leftovers())
+    except DatabaseUnusable as error:
+        logger.error("Chats and usage cannot be saved: %s", error.message)
+    else:
+        if num_ended:
+            logger.info("%d answers that the last daemon left unfinished are kept as far as they came", num_ended)
+
+
+def _supervisor(
+    settings: Settings, parts: Parts, models: ModelStore, metrics: Metrics, usage: UsageRecorder
+) -> Supervisor:
     loader = ModelLoader(
         settings,
         parts.data_root,
         parts.runtime_dir,
         metrics,
+        usage,
         worker_command=parts.worker_command,
     )
     return Supervisor(

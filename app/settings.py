@@ -61,6 +61,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     pin_threads: bool = False
     wait_policy: WaitPolicy = "auto"
 
+    save_chats: bool = True
+
     max_queue: int = 512
     request_body_limit_bytes: int = 32 * 2**20
     keep_alive_interval_s: float = 10.0

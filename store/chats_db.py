@@ -65,11 +65,19 @@ class ChatsDb:
             self._add_members(fork.id, [one.hash for one in path])
         return fork
 
-    def begin_turn(self, chat_id: str, messages: Sequence[Message], model: str, params: Mapping[str, Any]) -> int:
+    def begin_turn(
+        self,
+        chat_id: str,
+        messages: Sequence[Message],
+        model: str,
+        params: Mapping[str, Any],
+        *,
+        revision: str | None = None,
+    ) -> int:
         """Save a conversation that awaits its answer, and the turn that will hold it; the turn's id.
 
         `messages` is the whole conversation, the system message included; what is saved already is shared.
-        Raises ChatNotFound.
+        `revision` says more exactly than `model` what answers.  Raises ChatNotFound.
         """
         assert messages, "a turn answers a message"
         now = self._clock()
@@ -85,7 +93,7 @@ class ChatsDb:
             cursor = self._connection.execute(
                 "INSERT INTO turns (thread, parent, model, params, status, started_at) "
                 "VALUES (?, ?, ?, ?, 'streaming', ?)",
-                (chat.id, hashes[-1], model, _to_json(params), now),
+                (chat.id, hashes[-1], revision or model, _to_json(params), now),
             )
         assert cursor.lastrowid is not None
         return cursor.lastrowid
@@ -103,12 +111,9 @@ class ChatsDb:
         status: EndStatus,
         answer: Message | None,
         numbers: TurnNumbers,
-        *,
-        model: str | None = None,
     ) -> None:
-        """End a turn with what was answered, None for nothing; `model` is what answered, where known better.
-
-        Nothing happens to a turn that has ended or whose chat is deleted.
+        """End a turn with what was answered, None for nothing; nothing happens to one that has ended already,
+        or whose chat is deleted.
         """
         now = self._clock()
         with writing(self._connection):
@@ -122,9 +127,9 @@ class ChatsDb:
             if tip is not None:
                 self._add_members(thread, [tip])
             self._connection.execute(
-                "UPDATE turns SET status = ?, tip = ?, partial = '', model = coalesce(?, model), prompt_tokens = ?, "
+                "UPDATE turns SET status = ?, tip = ?, partial = '', prompt_tokens = ?, "
                 "completion_tokens = ?, time_to_first_token_s = ?, tokens_per_s = ?, duration_s = ? WHERE id = ?",
-                (status, tip, model, *msgspec.structs.astuple(numbers), turn_id),
+                (status, tip, *msgspec.structs.astuple(numbers), turn_id),
             )
             # Another question may have been asked in this chat meanwhile; the chat then stays at that one.
             self._connection.execute(

@@ -15,7 +15,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
@@ -84,11 +84,12 @@ class DatabaseThread:
         self._connection: sqlite3.Connection | None = None
 
     async def run(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """The result of `work`, given the connection; goes on even when the caller is cancelled.
+        """The result of `work`, given the connection.  Raises DatabaseUnusable, and what `work` raises."""
+        return await asyncio.wrap_future(self.submit(work))
 
-        Raises DatabaseUnusable, and what `work` raises.
-        """
-        return await asyncio.wrap_future(self._executor.submit(self._run, work))
+    def submit(self, work: Callable[[sqlite3.Connection], T]) -> Future[T]:
+        """Begin what `run` waits for."""
+        return self._executor.submit(self._run, work)
 
     def close(self) -> None:
         """Finish what was submitted, then close the file."""

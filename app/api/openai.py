@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import time
-from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
@@ -18,8 +16,7 @@ from litestar.openapi import ResponseSpec
 
 from app.api.body import JsonBody
 from app.api.disconnect import unless_disconnected
-from app.api.openai_stream import ChunkStream
-from app.api.streaming import SSE_KEEP_ALIVE, EventStream, sse_error
+from app.api.openai_stream import ChunkStream, answer_head, stream_answer
 from app.generation import generate
 from app.residency.supervisor import Supervisor
 from app.schema.error import ErrorBody
@@ -27,7 +24,7 @@ from app.schema.openai import ChatCompletion, ChatRequest, Completion, Completio
 from app.settings import Settings
 from app.translate.job import GenerateJob
 from app.translate.openai import chat_job, completion_job
-from app.translate.openai_output import AnswerHead, chat_completion, completion
+from app.translate.openai_output import chat_completion, completion
 from engine.api.output import OutputDelta
 from store.models import InstalledModel, ModelStore
 
@@ -49,11 +46,11 @@ async def create_chat_completion(
     data: ChatRequest, request: Request[Any, Any, Any], supervisor: Supervisor, settings: Settings
 ) -> Response[Any]:
     job = chat_job(data, f"chatcmpl-{secrets.token_hex(16)}")
-    head = _head(job)
+    head = answer_head(job)
     if not data.stream:
         return Response(chat_completion(head, await _collect(request, supervisor, job)))
     chunks = ChunkStream.of_chat(head, include_usage=_wants_usage(data))
-    return _stream(_events(supervisor, job, chunks), settings)
+    return stream_answer(generate(supervisor, job), chunks, settings)
 
 
 @post(
@@ -66,11 +63,11 @@ async def create_completion(
     data: CompletionRequest, request: Request[Any, Any, Any], supervisor: Supervisor, settings: Settings
 ) -> Response[Any]:
     job = completion_job(data, f"cmpl-{secrets.token_hex(16)}")
-    head = _head(job)
+    head = answer_head(job)
     if not data.stream:
         return Response(completion(head, await _collect(request, supervisor, job)))
     chunks = ChunkStream.of_completion(head, include_usage=_wants_usage(data))
-    return _stream(_events(supervisor, job, chunks), settings)
+    return stream_answer(generate(supervisor, job), chunks, settings)
 
 
 @get("/models")
@@ -82,16 +79,6 @@ async def list_models(models: ModelStore) -> ModelList:
 @get("/models/{model_name:path}")
 async def get_model(model_name: str, models: ModelStore) -> ModelCard:
     return _card(await asyncio.to_thread(models.find, model_name.removeprefix("/")))
-
-
-def _head(job: GenerateJob) -> AnswerHead:
-    return AnswerHead(
-        id=job.prompts[0].request_id,
-        created=int(time.time()),
-        model=job.model,
-        has_logprobs="logprobs" in job.overrides,
-        num_samples=job.num_samples,
-    )
 
 
 def _wants_usage(data: ChatRequest | CompletionRequest) -> bool:
@@ -116,25 +103,6 @@ async def _collect(
         return collected
 
     return await unless_disconnected(request.receive, run())
-
-
-async def _events(supervisor: Supervisor, job: GenerateJob, chunks: ChunkStream) -> AsyncGenerator[bytes, None]:
-    """The events of one streamed answer, those of a batch in one piece."""
-    async with aclosing(generate(supervisor, job)) as batches:
-        async for deltas in batches:
-            if events := chunks.encode(deltas):
-                yield events
-    yield chunks.encode_end()
-
-
-def _stream(events: AsyncGenerator[bytes, None], settings: Settings) -> EventStream:
-    return EventStream(
-        events,
-        media_type="text/event-stream",
-        encode_error=sse_error,
-        keep_alive=SSE_KEEP_ALIVE,
-        keep_alive_interval_s=settings.keep_alive_interval_s,
-    )
 
 
 openai_router = Router(

@@ -1,17 +1,21 @@
-"""`ChunkStream`: the Server-Sent Events of one streamed OpenAI answer, as bytes.
+"""`ChunkStream`: the Server-Sent Events of one streamed OpenAI answer, as bytes, and the response around them.
 
 All events of an answer share their envelope (id, model, ...), so it is encoded once and each event
 only adds its choice.  What an event holds is said by `app.translate.openai_output`; this module
-knows no field but `choices`.  Used by `app.api.openai`.
+knows no field but `choices`.  Used by `app.api.openai` and `app.api.chats`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
 from typing import Any
 
-from app.api.streaming import SSE_DONE, encode_json, sse_event
+from app.api.streaming import SSE_DONE, SSE_KEEP_ALIVE, EventStream, encode_json, sse_error, sse_event
 from app.schema.openai import ChatChunk, Completion
+from app.settings import Settings
+from app.translate.job import GenerateJob
 from app.translate.openai_output import (
     AnswerHead,
     chat_chunk_choice,
@@ -75,3 +79,36 @@ class ChunkStream:
         if self._make_usage_chunk is None:
             return SSE_DONE
         return sse_event(self._make_usage_chunk(self._head, self._finished)) + SSE_DONE
+
+
+def answer_head(job: GenerateJob) -> AnswerHead:
+    """What all parts of one answer share."""
+    return AnswerHead(
+        id=job.prompts[0].request_id,
+        created=int(time.time()),
+        model=job.model,
+        has_logprobs="logprobs" in job.overrides,
+        num_samples=job.num_samples,
+    )
+
+
+def stream_answer(
+    batches: AsyncGenerator[list[OutputDelta], None], chunks: ChunkStream, settings: Settings
+) -> EventStream:
+    """The response that sends an answer as it comes; a client that leaves closes `batches`."""
+    return EventStream(
+        _events(batches, chunks),
+        media_type="text/event-stream",
+        encode_error=sse_error,
+        keep_alive=SSE_KEEP_ALIVE,
+        keep_alive_interval_s=settings.keep_alive_interval_s,
+    )
+
+
+async def _events(batches: AsyncGenerator[list[OutputDelta], None], chunks: ChunkStream) -> AsyncGenerator[bytes, None]:
+    """The events of one streamed answer, those of a batch in one piece."""
+    async with aclosing(batches):
+        async for deltas in batches:
+            if events := chunks.encode(deltas):
+                yield events
+    yield chunks.encode_end()

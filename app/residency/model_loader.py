@@ -22,6 +22,7 @@ from app.generation import Generator
 from app.metrics import Metrics
 from app.residency.worker_client import OnProgress, WorkerClient
 from app.settings import Settings
+from app.usage_recorder import UsageRecorder
 from engine.api.config import EngineConfig
 from engine.api.wire import EngineStats, WorkerFacts
 from engine.text.generation_defaults import load_generation_defaults
@@ -61,6 +62,7 @@ class ModelLoader:
         data_root: DataRoot,
         runtime_dir: Path,
         metrics: Metrics,
+        usage: UsageRecorder,
         *,
         worker_command: Sequence[str],
     ) -> None:
@@ -68,6 +70,7 @@ class ModelLoader:
         self._data_root = data_root
         self._runtime_dir = runtime_dir
         self._metrics = metrics
+        self._usage = usage
         self._worker_command = tuple(worker_command)
         self._context = zmq.asyncio.Context()
 
@@ -97,7 +100,7 @@ class ModelLoader:
             installed=installed,
             facts=facts,
             worker=worker,
-            generator=Generator(installed.name, text, worker, self._metrics, self._settings.max_queue),
+            generator=Generator(installed.name, text, worker, self._metrics, self._usage, self._settings.max_queue),
             sampling_defaults={**installed.sampling_defaults, **from_files, **preset.parameters.sampling()},
             loaded_at=time.time(),
         )

@@ -126,14 +126,16 @@ class SequenceText:
             logprobs=logprobs,
             finish_reason=finish_reason,
             stop_reason=stop_reason,
-            usage=self._usage() if self.finished else None,
+            usage=self.usage if self.finished else None,
             error_message=error_message,
         )
 
     def _is_end_of_sequence(self, token_id: int) -> bool:
         return not self._sampling.ignore_eos and token_id in self._tokenizer.eos_token_ids
 
-    def _usage(self) -> Usage:
+    @property
+    def usage(self) -> Usage:
+        """Token counts so far."""
         return Usage(
             prompt_tokens=self._num_prompt_tokens,
             completion_tokens=self._num_completion_tokens,

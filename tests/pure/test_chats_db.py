@@ -61,12 +61,12 @@ def num_messages(connection: sqlite3.Connection) -> int:
 def test_a_conversation_is_kept_in_order_with_its_numbers(chats: ChatsDb) -> None:
     chat = chats.create("m")
     system = Message.of_text("system", "Be brief.")
-    turn = chats.begin_turn(chat.id, [system, user("Hello?\nAre you there?")], "m", {"seed": 7})
+    turn = chats.begin_turn(chat.id, [system, user("Hello?\nAre you there?")], "m", {"seed": 7}, revision="org/m@abc")
     assert texts(chats, chat.id) == ["Be brief.", "Hello?\nAre you there?"]
     chats.save_partial(turn, "Ye")
     (running,) = chats.turns(chat.id)
     assert (running.status, running.partial, running.tip) == ("streaming", "Ye", None)
-    chats.finish_turn(turn, "done", assistant("Yes."), NUMBERS, model="org/m@abc")
+    chats.finish_turn(turn, "done", assistant("Yes."), NUMBERS)
     (ended,) = chats.turns(chat.id)
     assert (ended.status, ended.partial, ended.model, ended.params) == ("done", "", "org/m@abc", {"seed": 7})
     assert ended.numbers == NUMBERS
@@ -255,8 +255,10 @@ def test_a_snippet_is_the_text_around_the_first_term() -> None:
 def test_exports(chats: ChatsDb) -> None:
     chat = chats.create("m")
     say(chats, chat.id, user('Say "hi": now'), answer="**hi**")
-    turn = chats.begin_turn(chat.id, [user('Say "hi": now'), assistant("**hi**"), user("more")], "m", {"seed": 1})
-    chats.finish_turn(turn, "cancelled", assistant("Mo"), TurnNumbers(), model="org/m@c")
+    turn = chats.begin_turn(
+        chat.id, [user('Say "hi": now'), assistant("**hi**"), user("more")], "m", {"seed": 1}, revision="org/m@c"
+    )
+    chats.finish_turn(turn, "cancelled", assistant("Mo"), TurnNumbers())
     arguments = (chats.chat(chat.id), chats.messages(chat.id), chats.turns(chat.id))
     markdown = as_markdown(*arguments)
     assert markdown.startswith('---\ntitle: "Say \\"hi\\": now"\nid: "')
