@@ -13,6 +13,7 @@ StoreError
  ├── Cancelled           499  the caller asked to stop
  ├── HubUnreachable      503  no endpoint of the model hub answered in time
  ├── DownloadFailed      502  a source answered, but the bytes could not be had
+ ├── TooLargeForDevice   507  the weights are more than the memory of the device that would run them
  ├── NotEnoughSpace      507  the data root's disk cannot hold the download
  ├── DataRootUnusable    500  the data root is missing, read-only or full
  ├── ChatNotFound        404  no saved chat has this id
@@ -125,6 +126,13 @@ class DownloadFailed(StoreError):
 
     status = 502
     code = "download_failed"
+
+
+class TooLargeForDevice(StoreError):
+    """The weights are more than the memory of the device that would run them."""
+
+    status = 507
+    code = "insufficient_memory"
 
 
 class NotEnoughSpace(StoreError):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from engine.api.config import Quantization
 from engine.api.wire import WorkerFacts
 from store.facts import ModelFacts
 
@@ -40,9 +41,18 @@ def worker_budget_bytes(memory: DeviceMemory, utilization: float, declared: Iter
     return int(memory.total_bytes * utilization) - held
 
 
-def least_needed_bytes(facts: ModelFacts, size_bytes: int) -> int:
+def least_needed_bytes(facts: ModelFacts, device: str, quantization: Quantization) -> int:
     """A lower bound of what the model takes; the worker itself knows the true figure after loading.
 
-    `size_bytes` is that of its files.
+    A GPU has every weight in half precision, however it is stored.  On the CPU weights stay as they are stored,
+    unless floats are made 8-bit numbers.
     """
-    return max(size_bytes, SMALLEST_DTYPE_BYTES * (facts.num_parameters or 0)) + MINIMUM_WORKING_BYTES
+    if device.startswith("cuda"):
+        weight_bytes = SMALLEST_DTYPE_BYTES * facts.num_parameters
+    elif quantization == "int8":
+        weight_bytes = min(facts.weight_bytes, facts.num_parameters)
+    elif quantization == "none":
+        weight_bytes = max(facts.weight_bytes, SMALLEST_DTYPE_BYTES * facts.num_parameters)
+    else:
+        weight_bytes = facts.weight_bytes
+    return weight_bytes + MINIMUM_WORKING_BYTES

@@ -198,9 +198,9 @@ class Supervisor:
 
     async def _make_room(self, installed: InstalledModel, facts: ModelFacts) -> int:
         """The memory budget in bytes of a new worker, after stopping as many idle models as that takes."""
-        needed_bytes = least_needed_bytes(facts, installed.size_bytes)
         while True:
             memory = await asyncio.to_thread(self._measure_memory, self._settings.device)
+            needed_bytes = least_needed_bytes(facts, memory.device, self._settings.quantization)
             declared = [declared_bytes(resident.facts) for resident in self._residents.values()]
             budget_bytes = worker_budget_bytes(memory, self._settings.gpu_memory_utilization, declared)
             if budget_bytes >= needed_bytes:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
+
 from app.residency.devices import container_memory, measure
 from app.residency.memory import (
     MINIMUM_WORKING_BYTES,
@@ -52,10 +54,15 @@ def test_a_worker_declares_weights_and_pool() -> None:
 
 
 def test_the_least_a_model_needs() -> None:
-    facts = ModelFacts(architecture="llama", num_parameters=1000, quantization="F16")
+    """A GPU computes in half precision; the CPU keeps what is stored."""
+    facts = ModelFacts(architecture="llama", num_parameters=1000, quantization="Q4_1", weight_bytes=625)
 
-    assert least_needed_bytes(facts, 100) == 2000 + MINIMUM_WORKING_BYTES
-    assert least_needed_bytes(facts, 9000) == 9000 + MINIMUM_WORKING_BYTES
+    assert least_needed_bytes(facts, "cuda:0", "auto") == 2000 + MINIMUM_WORKING_BYTES
+    assert least_needed_bytes(facts, "cpu", "auto") == 625 + MINIMUM_WORKING_BYTES
+    assert least_needed_bytes(facts, "cpu", "none") == 2000 + MINIMUM_WORKING_BYTES
+    floats = msgspec.structs.replace(facts, weight_bytes=4000)
+    assert least_needed_bytes(floats, "cpu", "auto") == 4000 + MINIMUM_WORKING_BYTES
+    assert least_needed_bytes(floats, "cpu", "int8") == 1000 + MINIMUM_WORKING_BYTES
 
 
 def test_container_limits_leave_file_pages_out(tmp_path: Path) -> None:

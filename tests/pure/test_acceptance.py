@@ -1,0 +1,116 @@
+"""A model is refused before its download if it cannot run here, and otherwise told what it will do without."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.residency.acceptance import Host, accept, memory_need, shortened_context, why_unsupported
+from app.residency.memory import DeviceMemory
+from store.errors import TooLargeForDevice, UnsupportedFormat
+from store.facts import ModelFacts
+
+GB = 10**9
+QWEN_7B = ModelFacts(
+    architecture="qwen2", num_parameters=7_600_000_000, quantization="BF16", context_length=131_072,
+    weight_bytes=15_200_000_000, kv_bytes_per_token=57_344, classes=("Qwen2ForCausalLM",), tensor_types=("BF16",),
+    activation="silu", dtype="bfloat16",
+)  # fmt: skip
+
+
+def host(total_gb: float, device: str = "cuda:0", **changes: Any) -> Host:
+    return Host(DeviceMemory(device, int(total_gb * GB), 0), utilization=0.9, **changes)
+
+
+def test_a_model_that_fits_is_accepted_without_a_word() -> None:
+    assert accept(QWEN_7B, host(80)) is None
+
+
+def test_weights_that_can_never_fit_are_refused() -> None:
+    with pytest.raises(TooLargeForDevice, match=r"weights alone take 15\.3 GB and cuda:0 has 12 GB; .*--force"):
+        accept(QWEN_7B, host(12))
+
+
+def test_a_context_that_does_not_fit_is_told() -> None:
+    warning = accept(QWEN_7B, host(24))
+    assert warning is not None
+    assert "needs about 22.8 GB and cuda:0 has 24 GB" in warning
+    assert "context of about 110,400 tokens" in warning
+    assert accept(QWEN_7B, host(24, max_model_len=32_768)) is None
+
+
+def test_weights_beyond_the_daemons_share_are_told() -> None:
+    warning = accept(QWEN_7B, host(16))
+    assert warning is not None
+    assert "share of 0.9" in warning and "gpu_memory_utilization" in warning
+
+
+def test_a_quantised_model_takes_what_is_stored_on_the_cpu_alone() -> None:
+    """7.6 billion parameters in 4.8 GB run in 8 GB of RAM, but a GPU expands them."""
+    changes = {"format": "gguf", "weight_bytes": 4_800_000_000, "classes": (), "tensor_types": ("F32", "Q4_K")}
+    facts = msgspec.structs.replace(QWEN_7B, context_length=4096, **changes)
+    assert accept(facts, host(8, "cpu")) is None
+    with pytest.raises(TooLargeForDevice, match="choose a smaller"):
+        accept(facts, host(8))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (
+            {"architecture": "gemma3", "classes": ("Gemma3ForConditionalGeneration",)},
+            "'Gemma3For",
+        ),
+        ({"architecture": "phi3", "classes": ()}, "'phi3' is not supported"),
+        ({"classes": ("Qwen2ForSequenceClassification",)}, "not supported; choose a text generation model"),
+        ({"quantization_method": "awq"}, "Quantised safetensors"),
+        ({"num_experts": 8}, "mixture of experts"),
+        ({"activation": "gelu"}, "'gelu'"),
+        ({"has_sliding_window": True}, "Sliding-window"),
+        ({"tensor_types": ("BF16", "F8_E4M3")}, "stored as F8_E4M3"),
+        ({"format": "gguf", "tensor_types": ("F32", "IQ4_XS")}, "stored as IQ4_XS .* Q4_K"),
+    ],
+)
+def test_what_the_engine_cannot_run_is_refused(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(UnsupportedFormat, match=words):
+        accept(msgspec.structs.replace(QWEN_7B, **changes), host(1000))
+
+
+def test_what_is_not_stated_is_no_reason_to_refuse() -> None:
+    facts = ModelFacts(architecture="llama", num_parameters=1000, quantization="F32")
+    assert why_unsupported(facts) is None
+    assert accept(facts, host(1)) is None
+    assert memory_need(facts, host(1)).cache_bytes == 0
+
+
+@given(
+    num_parameters=st.integers(0, 10**12),
+    stored_bits=st.integers(1, 64),
+    kv_bytes=st.one_of(st.none(), st.integers(1, 10**7)),
+    context=st.one_of(st.none(), st.integers(1, 10**7)),
+    total=st.integers(0, 10**12),
+    device=st.sampled_from(["cpu", "cuda:0"]),
+)
+def test_the_sums_add_up(
+    num_parameters: int, stored_bits: int, kv_bytes: int | None, context: int | None, total: int, device: str
+) -> None:
+    facts = ModelFacts(
+        architecture="llama", num_parameters=num_parameters, quantization="X", context_length=context,
+        weight_bytes=num_parameters * stored_bits // 8, kv_bytes_per_token=kv_bytes,
+    )  # fmt: skip
+    here = Host(DeviceMemory(device, total, 0), utilization=0.9)
+    need, tokens = memory_need(facts, here), shortened_context(facts, here)
+    assert 0 <= tokens <= (context or 0)
+    assert need.total_bytes == need.weight_bytes + (kv_bytes or 0) * (context or 0)
+    if kv_bytes and tokens:
+        assert need.weight_bytes + tokens * kv_bytes <= here.usable_bytes
+    try:
+        warning = accept(facts, here)
+    except TooLargeForDevice:
+        assert need.weight_bytes > total
+    else:
+        assert (warning is None) == (need.total_bytes <= here.usable_bytes)
