@@ -86,8 +86,8 @@ def reason_missing(known: KnownRoot) -> str:
     """Why a remembered root is not there, and what to do: one sentence."""
     if known.moved_to is not None:
         return (
-            f"The data root {known.path} was moved to {known.moved_to}; set QUIRE_HOME to that, or unset it if "
-            "config.toml names it."
+            f"The data root {known.path} was moved to {known.moved_to}; set QUIRE_HOME to that if it is set, else "
+            f"run `quire disk use {known.moved_to}`."
         )
     if not os.path.ismount(known.mount):
         return (

@@ -174,6 +174,11 @@ class DataRoot:
         return self.root / "logs"
 
     @property
+    def marker(self) -> Path:
+        """Makes the directory a data root; holds its id, and is what locks are on."""
+        return self.root / MARKER_NAME
+
+    @property
     def external_list(self) -> Path:
         """Which folders of others are read too; see `store.external`."""
         return self.root / "external.json"
@@ -219,7 +224,12 @@ def root_lock(root: Path, kind: int) -> Iterator[bool]:
 
     The kernel drops it when a process dies.  File systems that know no locks count as held.
     """
-    descriptor = os.open(root / MARKER_NAME, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        descriptor = os.open(root / MARKER_NAME, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        # Without a marker nobody can use it.
+        yield True
+        return
     try:
         try:
             fcntl.flock(descriptor, kind | fcntl.LOCK_NB)

@@ -52,7 +52,7 @@ class PackedCache:
         self._path: Path | None = None
         if folder is not None and sources:
             with contextlib.suppress(OSError):
-                self._path = folder / _entry_name(sources)
+                self._path = folder / _entry_name(folder, sources)
 
     def load(self, model: DecoderModel) -> bool:
         """Fill a packed model from the entry; False, and the model untouched, if there is no sound one.
@@ -113,12 +113,15 @@ class PackedCache:
                 unfinished.unlink(missing_ok=True)
 
 
-def _entry_name(sources: Sequence[Path]) -> str:
-    """What the entry is of, then in which state: resolved paths; sizes, times of change, and our format."""
-    paths = [path.resolve() for path in sources]
-    stats = [path.stat() for path in paths]
+def _entry_name(folder: Path, sources: Sequence[Path]) -> str:
+    """What the entry is of, then in which state: paths; sizes, times of change, and our format.
+
+    Paths count from `folder`, so that entries stay good when the data root that holds both is moved.
+    """
+    stats = [path.stat() for path in sources]
+    paths = [os.path.relpath(path.resolve(), folder.resolve()) for path in sources]
     state = [FORMAT_VERSION, *((stat.st_size, stat.st_mtime_ns) for stat in stats)]
-    return f"{_digest([str(path) for path in paths])}-{_digest(state)}{_SUFFIX}"
+    return f"{_digest(paths)}-{_digest(state)}{_SUFFIX}"
 
 
 def _digest(values: Sequence[object]) -> str:
