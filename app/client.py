@@ -242,16 +242,21 @@ class QuireClient:
         """Ask the daemon to end; it answers before it does."""
         await self._request("POST", "/api/shutdown", ShutdownAnswer)
 
-    def pull(self, model: str) -> AsyncGenerator[ProgressLine, None]:
+    def pull(
+        self, model: str, *, limit_bytes_per_s: int | None = None, offline: bool = False
+    ) -> AsyncGenerator[ProgressLine, None]:
         """Download a model, yielding progress; closing the generator early pauses the download."""
-        return self._progress("/api/pull", model)
+        options = {"limit_bytes_per_s": limit_bytes_per_s, "offline": offline}
+        return self._progress("/api/pull", model, {name: value for name, value in options.items() if value})
 
     def load(self, model: str) -> AsyncGenerator[ProgressLine, None]:
         """Bring a model into memory, yielding progress until it is ready for requests."""
         return self._progress("/api/load", model)
 
-    async def _progress(self, path: str, model: str) -> AsyncGenerator[ProgressLine, None]:
-        async with self._stream("POST", path, {"model": model}) as lines:
+    async def _progress(
+        self, path: str, model: str, options: dict[str, Any] | None = None
+    ) -> AsyncGenerator[ProgressLine, None]:
+        async with self._stream("POST", path, {"model": model} | (options or {})) as lines:
             async for line in iter_json_lines(lines):
                 event = _decode(line, _ProgressOrError)
                 if event.error is not None:

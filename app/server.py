@@ -36,6 +36,7 @@ from app.api.usage import get_usage
 from app.draining_server import DrainingServer
 from app.errors import StartupError
 from app.host_guard import HostGuard
+from app.hub import hub_settings
 from app.instance import single_instance, write_record
 from app.log_format import configure_logging
 from app.metrics import Metrics
@@ -44,6 +45,7 @@ from app.residency.devices import measure
 from app.residency.memory import DeviceMemory
 from app.residency.model_loader import ModelLoader
 from app.residency.supervisor import Supervisor
+from app.schema.admin import PullRequest
 from app.settings import Settings
 from app.throughput_log import log_throughput
 from app.usage_recorder import UsageRecorder
@@ -52,7 +54,6 @@ from store.chats_db import ChatsDb
 from store.database import DatabaseThread
 from store.errors import DatabaseUnusable
 from store.facts import ModelFacts, read_model_facts
-from store.hub_settings import HubSettings, stored_token
 from store.models import InstalledModel, ModelStore
 from store.paths import DataRoot, user_paths
 from store.progress import CancelCheck, ProgressCallback
@@ -79,12 +80,15 @@ class Parts:
 def real_parts(settings: Settings) -> Parts:
     """Raises `DataRootUnusable`."""
     data_root = DataRoot.open(settings.data_root)
-    hub = HubSettings(
-        endpoints=settings.hub_endpoints, offline=settings.hub_offline, token=settings.hub_token or stored_token()
-    )
+
+    def pull_model(request: PullRequest, on_progress: ProgressCallback, is_cancelled: CancelCheck) -> InstalledModel:
+        hub = hub_settings(settings, is_offline=request.offline)
+        limit = request.limit_bytes_per_s
+        return pull(request.model, data_root, hub, on_progress, is_cancelled, limit_bytes_per_s=limit)
+
     return Parts(
         data_root=data_root,
-        pull=lambda name, on_progress, is_cancelled: pull(name, data_root, hub, on_progress, is_cancelled),
+        pull=pull_model,
         runtime_dir=user_paths().runtime_dir,
         database=user_paths().database,
         read_facts=config_facts if settings.load_format == "dummy" else read_model_facts,
@@ -114,8 +118,10 @@ def build_daemon(settings: Settings, parts: Parts | None, *, request_shutdown: C
     supervisor = _supervisor(settings, parts, models, metrics, usage)
     is_draining = threading.Event()
 
-    def pull_until_draining(name: str, on_progress: ProgressCallback, is_cancelled: CancelCheck) -> InstalledModel:
-        return parts.pull(name, on_progress, lambda: is_cancelled() or is_draining.is_set())
+    def pull_until_draining(
+        request: PullRequest, on_progress: ProgressCallback, is_cancelled: CancelCheck
+    ) -> InstalledModel:
+        return parts.pull(request, on_progress, lambda: is_cancelled() or is_draining.is_set())
 
     async def drain() -> None:
         is_draining.set()

@@ -28,6 +28,8 @@ ENVIRONMENT_NAMES = {
     "hub_endpoint": "HF_ENDPOINT",
     "hub_token": "HF_TOKEN",
     "hub_offline": "HF_HUB_OFFLINE",
+    "modelscope_endpoint": "MODELSCOPE_ENDPOINT",
+    "modelscope_token": "MODELSCOPE_API_TOKEN",
 }
 
 
@@ -50,6 +52,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     hub_mirrors: tuple[str, ...] = ()
     hub_token: str | None = None
     hub_offline: bool = False
+    modelscope_endpoint: str = "https://www.modelscope.cn"
+    modelscope_token: str | None = None
 
     device: str = "auto"
     load_format: LoadFormat = "auto"
@@ -135,11 +139,16 @@ def is_loopback(host: str) -> bool:
 def _read_config(path: Path) -> dict[str, Any]:
     try:
         with path.open("rb") as file:
-            return tomllib.load(file)
+            read = tomllib.load(file)
     except FileNotFoundError:
         return {}
     except (OSError, tomllib.TOMLDecodeError) as error:
         raise SettingsError(f"The config file {path} cannot be read ({error}); correct it or remove it.") from error
+    # `[hub] mirrors = [...]` says the same as `hub_mirrors = [...]`.
+    hub = read.pop("hub", {})
+    if not isinstance(hub, dict):
+        raise SettingsError(f"In the config file {path} hub is not a table; write hub_mirrors, or [hub] and mirrors.")
+    return read | {f"hub_{name}": value for name, value in hub.items()}
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, tuple[Any, str]]:

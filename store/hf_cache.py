@@ -42,18 +42,23 @@ class RepoCache:
     def snapshot(self, commit: CommitId) -> Path:
         return self.snapshots / commit
 
-    def holds(self, commit: CommitId, file: RepoFile, blob_name: str, size_bytes: int) -> bool:
-        """Whether the file is there in full; links it into the snapshot when only its blob was.
+    def has(self, commit: CommitId, file: RepoFile, blob_name: str, size_bytes: int) -> bool:
+        """Whether the file is there in full, in the snapshot or as a blob alone; changes nothing.
 
         A blob gets its name only after its digest was checked, so the size is enough here.
         """
         link = self.snapshot(commit) / file
+        return _has_size(self.blob(blob_name), size_bytes) or (not link.is_symlink() and _has_size(link, size_bytes))
+
+    def holds(self, commit: CommitId, file: RepoFile, blob_name: str, size_bytes: int) -> bool:
+        """Whether the file is there in full; links it into the snapshot when only its blob was."""
+        if not self.has(commit, file, blob_name, size_bytes):
+            return False
+        link = self.snapshot(commit) / file
         blob = self.blob(blob_name)
-        if _has_size(blob, size_bytes):
-            if not (link.exists() and link.samefile(blob)):
-                self._link(link, blob)
-            return True
-        return not link.is_symlink() and _has_size(link, size_bytes)
+        if _has_size(blob, size_bytes) and not (link.exists() and link.samefile(blob)):
+            self._link(link, blob)
+        return True
 
     def add(self, verified: Path, commit: CommitId, file: RepoFile, blob_name: str) -> None:
         """Move a complete, verified file in.  Atomic: a reader sees all of it or nothing."""

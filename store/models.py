@@ -171,7 +171,7 @@ class ModelStore:
     def manifests(self) -> Iterator[tuple[Path, Manifest]]:
         """Every readable manifest; a broken one means that its model counts as not installed."""
         apart = (self.root.root / _PRESET_FOLDER).glob("*.json")
-        for path in itertools.chain(self.root.hub.glob(f"models--*/{_MANIFEST_FOLDER}/*.json"), apart):
+        for path in itertools.chain(self.root.hub.glob(f"*--*/{_MANIFEST_FOLDER}/*.json"), apart):
             try:
                 if path.stat().st_size > _MAX_MANIFEST_BYTES:
                     continue

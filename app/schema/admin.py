@@ -5,7 +5,7 @@ Field names are Ollama's where it has the same thing; sizes are in bytes.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -14,6 +14,13 @@ class ModelRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Body of every route that is about one model."""
 
     model: str
+
+
+class PullRequest(ModelRequest, frozen=True, forbid_unknown_fields=True):
+    """`offline` touches no network, whatever the daemon's settings say; `limit_bytes_per_s` is of this pull alone."""
+
+    limit_bytes_per_s: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    offline: bool = False
 
 
 class ModelDetails(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,167 +1,175 @@
-"""The model hub (or a mirror with the same API): is it there, what does a repository hold, where are the bytes.
+"""The API of the model hub and of mirrors that speak it: what does a repository hold, where are its bytes.
 
 Knows the hub's addresses and answers, not the layout on disk; the bytes themselves travel through
-`store.transfer`.  Called by `pull`.
+`store.transfer`.  Called by `store.sources.lookup`.
 """
 
 from __future__ import annotations
 
-import queue
-import threading
-from dataclasses import dataclass
-from typing import Any, Literal
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
-import httpx
+import msgspec
 
 from store.errors import AccessDenied, HubUnreachable, InvalidName, ModelNotFound, StoreError
-from store.names import CommitId, Digest, RepoFile, RepoId, Revision
+from store.names import CommitId, RepoId, Revision
+from store.sources.json_api import ApiAnswer, ApiFailure, ApiRequest, get, origin_of
+from store.sources.listing import HubFile, RepoListing, listed_file
 
-PROBE_TIMEOUT_S = 3.0
-LISTING_TIMEOUT_S = 20.0
-HOW_TO_CHANGE_ENDPOINT = "set HF_ENDPOINT to a hub or mirror that this machine can reach"
-
-
-@dataclass(frozen=True, slots=True)
-class HubFile:
-    """One file of a listing; a hub that reports neither size nor digest leaves None."""
-
-    path: RepoFile
-    size_bytes: int | None
-    digest: Digest | None
+HOW_TO_CHANGE_ENDPOINT = "set HF_ENDPOINT or hub_mirrors to a hub or mirror that this machine can reach"
+_MAX_PAGES = 200
 
 
-@dataclass(frozen=True, slots=True)
-class RepoListing:
-    """A repository at one commit."""
-
-    repo: RepoId
-    commit: CommitId
-    files: tuple[HubFile, ...]
-    license: str | None
+class _Lfs(msgspec.Struct):
+    sha256: str | None = None
+    oid: str | None = None
+    size: int | None = None
 
 
-def reachable_endpoint(endpoints: tuple[str, ...], repo: RepoId, timeout_s: float = PROBE_TIMEOUT_S) -> str:
-    """The first endpoint that answers anything about `repo` within `timeout_s`; "not found" is an answer too.
-
-    Raises HubUnreachable naming every endpoint that did not.
-    """
-    failures: list[str] = []
-    for endpoint in endpoints:
-        failure = _probe(f"{endpoint}/api/models/{repo}", timeout_s)
-        if failure is None:
-            return endpoint
-        failures.append(f"{endpoint} {failure}")
-    tried = " and ".join(failures) or "no endpoint is configured"
-    raise HubUnreachable(f"The model hub cannot be reached: {tried}; {HOW_TO_CHANGE_ENDPOINT}.")
+class _Sibling(msgspec.Struct):
+    rfilename: str
+    size: int | None = None
+    blob_id: str | None = msgspec.field(default=None, name="blobId")
+    lfs: _Lfs | None = None
 
 
-def _probe(url: str, timeout_s: float) -> str | None:
-    """Why nobody answers at `url`, or None.
-
-    A thread of its own keeps the deadline: timeouts of an HTTP client count per address and per
-    read, and cover no name resolution at all, which alone may take 20 s where DNS is filtered.
-    """
-    answer: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-    threading.Thread(target=lambda: answer.put(_ask(url, timeout_s)), name="hub-probe", daemon=True).start()
-    try:
-        return answer.get(timeout=timeout_s)
-    except queue.Empty:
-        return f"did not answer within {timeout_s:g} s"
+class _Card(msgspec.Struct):
+    license: object = None
 
 
-def _ask(url: str, timeout_s: float) -> str | None:
-    try:
-        with httpx.Client(timeout=timeout_s, follow_redirects=False) as client:
-            status = client.head(url).status_code
-    except httpx.TimeoutException:
-        return f"did not answer within {timeout_s:g} s"
-    except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as error:
-        return f"failed ({error or type(error).__name__})"
-    return f"answered with HTTP status {status}" if status >= 500 else None
+class _ModelInfo(msgspec.Struct):
+    sha: str
+    siblings: tuple[_Sibling, ...] = ()
+    card: _Card | None = msgspec.field(default=None, name="cardData")
+    gated: bool | str | None = False
 
 
-def file_url(endpoint: str, repo: RepoId, commit: CommitId, file: RepoFile) -> str:
-    """The address of a file's bytes at a commit."""
-    return f"{endpoint}/{repo}/resolve/{commit}/{quote(file)}"
+class _TreeEntry(msgspec.Struct):
+    path: str
+    type: str = "file"
+    size: int | None = None
+    oid: str | None = None
+    lfs: _Lfs | None = None
 
 
-def list_repo(endpoint: str, repo: RepoId, revision: Revision | None, token: str | None) -> RepoListing:
+class _Account(msgspec.Struct):
+    name: str
+
+
+def list_repo(
+    endpoint: str, repo: RepoId, revision: Revision | None, token: str | None, request: ApiRequest
+) -> RepoListing:
     """Resolve `revision` (default branch when None) to a commit and list its files with sizes and digests.
 
-    Raises ModelNotFound, AccessDenied or HubUnreachable.
+    Raises ModelNotFound, AccessDenied or HubUnreachable; each reason names the endpoint.
     """
-    from huggingface_hub.utils import httpx as hub_httpx  # type: ignore[attr-defined]  # httpx or httpx2, by version
-
+    at_revision = f"/revision/{quote(revision, safe='')}" if revision else ""
+    path = f"/api/models/{repo.path}{at_revision}?blobs=true"
     try:
-        return _listing(repo, _model_info(endpoint, repo, revision, token))
-    except (OSError, hub_httpx.HTTPError, AttributeError, KeyError, TypeError, ValueError, InvalidName) as error:
-        raise _store_error(error, endpoint, repo, revision) from error
-
-
-def _model_info(endpoint: str, repo: RepoId, revision: Revision | None, token: str | None) -> Any:
-    from huggingface_hub import HfApi  # 0.2 s to import, and only a pull needs it
-    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
-
-    def ask(credential: str | Literal[False]) -> Any:
-        # `model_info` takes a timeout and gives sizes and digests in one answer; the tree call takes
-        # none and pages through links that name the original hub, whatever the mirror.
-        return HfApi(endpoint=endpoint).model_info(
-            repo, revision=revision, timeout=LISTING_TIMEOUT_S, files_metadata=True, token=credential
-        )
-
-    if token is None:
-        return ask(False)
-    try:
-        return ask(token)
-    except GatedRepoError:
-        raise
-    except RepositoryNotFoundError:
-        # An expired token turns even public repositories away.
-        return ask(False)
-
-
-def _store_error(error: Exception, endpoint: str, repo: RepoId, revision: Revision | None) -> StoreError:
-    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
-
-    if isinstance(error, GatedRepoError):
-        return AccessDenied(
-            f"{repo} is gated: accept its terms at {endpoint}/{repo}, set HF_TOKEN to a token of that account, "
-            "and pull again."
-        )
-    if isinstance(error, RepositoryNotFoundError):
-        return ModelNotFound(
-            f"{endpoint} has no repository {repo} that this account may read; check the name, or set HF_TOKEN if it "
-            "is private."
-        )
-    if isinstance(error, RevisionNotFoundError):
-        return ModelNotFound(f"{repo} has no revision {revision}; check the name after the @.")
-    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-    return HubUnreachable(f"{endpoint} did not list {repo} ({reason}); try again or {HOW_TO_CHANGE_ENDPOINT}.")
-
-
-def _listing(repo: RepoId, info: Any) -> RepoListing:
-    files = [file for sibling in info.siblings or [] if (file := _hub_file(sibling))]
-    card = info.card_data
-    license_name = card.get("license") if card is not None else None
+        answer = _ask(endpoint, path, token, request)
+        if error := _refusal(answer, endpoint, repo, revision, has_token=token is not None):
+            raise error
+        info = msgspec.json.decode(answer.body, type=_ModelInfo)
+        commit = CommitId(info.sha)
+        # A mirror that sends its visitors elsewhere has the bytes there too, and its token is not for there.
+        base = answer.origin if answer.origin != origin_of(endpoint) else endpoint
+        files = [listed_file(item.rfilename, *_identity(item.size, item.blob_id, item.lfs)) for item in info.siblings]
+        if any(file is not None and file.size_bytes is None for file in files):
+            # Some mirrors leave the details out of this answer and give them in the tree.
+            token_there = token if base == endpoint else None
+            files = _tree(base, repo, commit, token_there, request) or files
+    except (ApiFailure, msgspec.MsgspecError, RecursionError, InvalidName, ValueError) as error:
+        raise HubUnreachable(f"{endpoint} {_phrase(error, repo)}; try again or {HOW_TO_CHANGE_ENDPOINT}.") from error
+    license_name = info.card.license if info.card else None
     return RepoListing(
         repo=repo,
-        commit=CommitId(str(info.sha)),
-        files=tuple(files),
+        endpoint=base,
+        commit=commit,
+        resolve_base=f"{base}/{repo.path}/resolve/{commit}",
+        files=tuple(file for file in files if file is not None),
         license=license_name if isinstance(license_name, str) else None,
+        is_gated=bool(info.gated),
     )
 
 
-def _hub_file(sibling: Any) -> HubFile | None:
-    """A sibling as a validated value; None for a name that must not touch a disk, which no model needs."""
+def account_name(endpoint: str, token: str, request: ApiRequest) -> str:
+    """Whose token it is.  Raises AccessDenied (nobody's) or HubUnreachable."""
     try:
-        path = RepoFile(sibling.rfilename)
-    except InvalidName:
+        answer = get(f"{endpoint}/api/whoami-v2", token, request)
+        if answer.status in (401, 403):
+            raise AccessDenied(f"{endpoint} does not know this token; copy it again from {endpoint}/settings/tokens.")
+        if answer.status != 200:
+            raise ApiFailure(f"answered with HTTP status {answer.status}")
+        return msgspec.json.decode(answer.body, type=_Account).name
+    except (ApiFailure, msgspec.MsgspecError, ValueError) as error:
+        reason = error if isinstance(error, ApiFailure) else "does not say whose token this is"
+        raise HubUnreachable(f"{endpoint} {reason}; try again later.") from error
+
+
+def _ask(endpoint: str, path: str, token: str | None, request: ApiRequest) -> ApiAnswer:
+    answer = get(endpoint + path, token, request)
+    if token is not None and answer.status == 401:
+        # An expired token turns even public repositories away.
+        anonymous = get(endpoint + path, None, request)
+        return anonymous if anonymous.status == 200 else answer
+    return answer
+
+
+def _refusal(
+    answer: ApiAnswer, endpoint: str, repo: RepoId, revision: Revision | None, *, has_token: bool
+) -> StoreError | None:
+    """The error that a status stands for; None when the answer is a listing.  Raises ApiFailure for strange ones."""
+    if answer.status == 200:
         return None
-    digest = sibling.lfs.sha256 if sibling.lfs else sibling.blob_id
-    size = sibling.size
-    return HubFile(
-        path=path,
-        size_bytes=size if isinstance(size, int) and size >= 0 else None,
-        digest=Digest(digest) if digest else None,
+    if answer.error_code == "GatedRepo" or answer.status == 403:
+        return gated(endpoint, repo)
+    if answer.error_code == "RevisionNotFound":
+        return ModelNotFound(f"{endpoint} has no revision {revision} of {repo}; check the name after the @.")
+    if answer.status in (401, 404):
+        login = "" if has_token else ", or run `quire login` if it is private"
+        return ModelNotFound(f"{endpoint} has no repository {repo} that this account may read; check the name{login}.")
+    raise ApiFailure(f"answered with HTTP status {answer.status}")
+
+
+def gated(endpoint: str, repo: RepoId) -> AccessDenied:
+    """The sentence for a repository whose terms must be accepted first."""
+    return AccessDenied(
+        f"{repo} is gated: accept its terms at {endpoint}/{repo.path}, run `quire login` with a token of that account "
+        "(or set HF_TOKEN), and pull again."
     )
+
+
+def _tree(
+    endpoint: str, repo: RepoId, commit: CommitId, token: str | None, request: ApiRequest
+) -> list[HubFile | None]:
+    """Every file by way of the paginated tree; empty where the endpoint does not have one."""
+    path: str | None = f"/api/models/{repo.path}/tree/{commit}?recursive=true"
+    entries: list[_TreeEntry] = []
+    for _ in range(_MAX_PAGES):
+        if path is None:
+            break
+        answer = _ask(endpoint, path, token, request)
+        if answer.status != 200:
+            return []
+        entries += msgspec.json.decode(answer.body, type=list[_TreeEntry])
+        # The link names the original hub, whatever the mirror.
+        link = urlsplit(answer.next_link) if answer.next_link else None
+        path = f"{link.path}?{link.query}" if link else None
+    return [
+        listed_file(entry.path, *_identity(entry.size, entry.oid, entry.lfs))
+        for entry in entries
+        if entry.type == "file"
+    ]
+
+
+def _identity(size: int | None, blob_id: str | None, lfs: _Lfs | None) -> tuple[int | None, str | None]:
+    """Size and digest: of a large file its sha256, of a small one its git blob id."""
+    if lfs is None:
+        return size, blob_id
+    return lfs.size if lfs.size is not None else size, lfs.sha256 or lfs.oid
+
+
+def _phrase(error: Exception, repo: RepoId) -> str:
+    if isinstance(error, ApiFailure):
+        return str(error)
+    reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+    return f"gave no usable listing of {repo} ({reason.rstrip('.')})"

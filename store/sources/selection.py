@@ -23,7 +23,11 @@ _TEXT_FILES = frozenset(
         "special_tokens_map.json",
         "added_tokens.json",
         "vocab.json",
+        "vocab.txt",
         "merges.txt",
+        "modules.json",
+        "sentence_bert_config.json",
+        "1_Pooling/config.json",
         "chat_template.jinja",
         "chat_template.json",
     }
@@ -31,7 +35,7 @@ _TEXT_FILES = frozenset(
 _SINGLE_WEIGHTS = "model.safetensors"
 _WEIGHTS_INDEX = "model.safetensors.index.json"
 _SHARD = re.compile(r"model-\d{5}-of-(\d{5})\.safetensors")
-_GGUF_PART = re.compile(r"-\d{5}-of-\d{5}\.gguf$", re.IGNORECASE)
+_GGUF_PART = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
 _GGUF_QUANTIZATION = re.compile(
     r"(?:^|[-._/])((?:I?Q\d(?:_[0-9A-Z]+)*|TQ\d_\d|MXFP4(?:_MOE)?|BF16|F16|FP16|F32))(?=[-._/]|$)", re.IGNORECASE
 )
@@ -43,7 +47,9 @@ _PREFERRED_QUANTIZATIONS = (
 
 @dataclass(frozen=True, slots=True)
 class ChosenFiles:
-    """`files` to fetch; `entry` is the GGUF to open, or None when the snapshot directory is the model."""
+    """`files` to fetch; `entry` is the GGUF to open, of several parts the first, or None when the snapshot
+    directory is the model.
+    """
 
     files: tuple[RepoFile, ...]
     entry: RepoFile | None
@@ -56,12 +62,11 @@ def choose_files(
     if file is not None:
         if file not in names:
             raise ModelNotFound(f"The repository has no file {file}; {_offer(names)}.")
-        return ChosenFiles((file,), file)
+        return _with_parts(file, names)
     if quantization is None and "config.json" in names and (weights := _safetensors(names)):
         texts = [name for name in names if name in _TEXT_FILES]
         return ChosenFiles((*sorted(texts), *weights), None)
-    chosen = _choose_gguf(names, quantization)
-    return ChosenFiles((chosen,), chosen)
+    return _with_parts(_choose_gguf(names, quantization), names)
 
 
 def gguf_quantization(name: str) -> str | None:
@@ -85,37 +90,56 @@ def _safetensors(names: Sequence[RepoFile]) -> list[RepoFile]:
 
 
 def _choose_gguf(names: Sequence[RepoFile], quantization: str | None) -> RepoFile:
-    whole = _whole_ggufs(names)
-    if not whole:
-        split = any(_GGUF_PART.search(name) for name in names)
-        reason = "only GGUF files that are split into parts" if split else "neither safetensors nor GGUF weights"
-        raise UnsupportedFormat(f"The repository holds {reason}; choose a repository with one of those formats.")
+    models = _gguf_models(names)
+    if not models:
+        raise UnsupportedFormat(
+            "The repository holds neither safetensors nor GGUF weights; choose a repository with one of those formats."
+        )
     by_quantization: dict[str, RepoFile] = {}
-    for name in whole:
+    for name in models:
         by_quantization.setdefault(gguf_quantization(name) or "", name)
     if quantization is not None:
         if quantization not in by_quantization:
             raise ModelNotFound(f"The repository has no GGUF file of quantisation {quantization}; {_offer(names)}.")
         return by_quantization[quantization]
-    if len(whole) == 1:
-        return whole[0]
+    if len(models) == 1:
+        return models[0]
     for preferred in _PREFERRED_QUANTIZATIONS:
         if preferred in by_quantization:
             return by_quantization[preferred]
     raise UnsupportedFormat(f"The repository holds no GGUF quantisation that is picked by itself; {_offer(names)}.")
 
 
-def _whole_ggufs(names: Sequence[RepoFile]) -> list[RepoFile]:
-    """GGUF files that hold a whole language model: no parts, no image projectors, no calibration data."""
+def _gguf_models(names: Sequence[RepoFile]) -> list[RepoFile]:
+    """GGUF files that hold a language model or the first part of one: no image projectors, no calibration data."""
     return sorted(
         name
         for name in names
         if name.lower().endswith(".gguf")
-        and not _GGUF_PART.search(name)
+        and ((part := _GGUF_PART.fullmatch(name)) is None or int(part["number"]) == 1)
         and not any(word in name.lower() for word in ("mmproj", "imatrix"))
     )
 
 
+def _with_parts(entry: RepoFile, names: Sequence[RepoFile]) -> ChosenFiles:
+    """A GGUF file with all its parts, whichever of them was named.  Raises UnsupportedFormat if one is missing."""
+    match = _GGUF_PART.fullmatch(entry)
+    if match is None:
+        return ChosenFiles((entry,), entry)
+    known = set(names)
+    parts = [
+        RepoFile(f"{match['stem']}-{number:05d}-of-{match['count']}.gguf")
+        for number in range(1, int(match["count"]) + 1)
+    ]
+    present = [part for part in parts if part in known]
+    if not parts or present != parts:
+        raise UnsupportedFormat(
+            f"The repository lists {len(present)} of the {int(match['count'])} parts of {match['stem']}; choose "
+            "another quantisation or revision."
+        )
+    return ChosenFiles(tuple(parts), parts[0])
+
+
 def _offer(names: Sequence[RepoFile]) -> str:
-    found = sorted({quantization for name in _whole_ggufs(names) if (quantization := gguf_quantization(name))})
+    found = sorted({quantization for name in _gguf_models(names) if (quantization := gguf_quantization(name))})
     return "it offers " + ", ".join(found) if found else "it offers no GGUF quantisation at all"

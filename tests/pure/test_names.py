@@ -24,13 +24,18 @@ DEVICES = {"con", "prn", "aux", "nul", "com1"}
         ("SmolLM2:135M", "alias", "smollm2:135m"),
         ("unheard-of:1b", "alias", "unheard-of:1b"),
         ("tinyllama:latest", "alias", "tinyllama"),
-        ("org/repo", "hub", "org/repo"),
-        ("org/repo@main", "hub", "org/repo@main"),
-        ("org/repo@refs/pr/1", "hub", "org/repo@refs/pr/1"),
-        ("hf.co/org/repo:Q4_K_M", "hub", "org/repo:Q4_K_M"),
-        ("https://huggingface.co/org/repo", "hub", "org/repo"),
-        ("org/repo:q4_k_m", "hub", "org/repo:Q4_K_M"),
-        ("org/repo@v1:sub/model.gguf", "hub", "org/repo@v1:sub/model.gguf"),
+        ("org/repo", "repo", "org/repo"),
+        ("org/repo@main", "repo", "org/repo@main"),
+        ("org/repo@refs/pr/1", "repo", "org/repo@refs/pr/1"),
+        ("hf.co/org/repo:Q4_K_M", "repo", "org/repo:Q4_K_M"),
+        ("https://huggingface.co/org/repo", "repo", "org/repo"),
+        ("org/repo:q4_k_m", "repo", "org/repo:Q4_K_M"),
+        ("org/repo@v1:sub/model.gguf", "repo", "org/repo@v1:sub/model.gguf"),
+        ("ms:org/repo", "repo", "ms:org/repo"),
+        ("MS:Org/repo@v1:q8_0", "repo", "ms:Org/repo@v1:Q8_0"),
+        ("ms:org/repo:a/b.gguf", "repo", "ms:org/repo:a/b.gguf"),
+        ("pypi:package", "repo", "pypi:package"),
+        ("PyPI:Some_Package.name==1.0.post1", "repo", "pypi:some-package-name==1.0.post1"),
     ],
 )
 def test_accepted_names_have_one_canonical_form(text: str, kind: str, canonical: str) -> None:
@@ -47,7 +52,7 @@ def test_hub_name_is_taken_apart() -> None:
 def test_paths_are_told_from_repositories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "org/model").mkdir(parents=True)
-    assert parse_model_name("org/model").kind == "hub"
+    assert parse_model_name("org/model").kind == "repo"
     (tmp_path / "org/model/config.json").write_text("{}")
     assert parse_model_name("org/model").path == tmp_path / "org/model"
     assert parse_model_name("./anything").path == tmp_path / "anything"
@@ -62,7 +67,10 @@ def test_paths_are_told_from_repositories(tmp_path: Path, monkeypatch: pytest.Mo
         "org/repo@", "org/repo@../x", "org/repo@a//b", "org/repo@a\\b", "org/repo:", "org/repo:Q4 K", "org/con",
         "org/repo:../x.gguf", "org/repo:/x.gguf", "org/repo:a\\b.gguf", "org/repo:nul.gguf", "org/repo:a/aux/b.gguf",
         "hf.co/../../etc:x", "hf.co/org", "a\0b", "./a\0b", "org/repo\n", "a" * 600, "o/" + "r" * 600, "alias:",
-        "org/repo:" + "x" * 300 + ".gguf", "./" + "x" * 5000,
+        "org/repo:" + "x" * 300 + ".gguf", "./" + "x" * 5000, "ms:org", "ms:../x", "ms:ms:org/repo", "ms:org/../x",
+        "ms:org/con", "ms:", "pypi:", "pypi:../x", "pypi:a/b", "pypi:-x", "pypi:a b", "pypi:nul", "pypi:a==",
+        "pypi:a==../x", "pypi:a==1/2", "pypi:pypi:a", "pypi:a[extra]", "pypi:a>=1", "pypi:a @ file:///etc",
+        "pypi:--index-url=x",
     ],
 )  # fmt: skip
 def test_refused_names(text: str) -> None:
@@ -91,22 +99,38 @@ def test_a_repository_file_never_leaves_its_snapshot(text: str) -> None:
     assert all(len(part.encode()) <= 255 for part in file.split("/"))
 
 
-@given(HOSTILE)
-def test_repositories_and_revisions_are_safe_path_components(text: str) -> None:
-    for kind in (RepoId, Revision):
-        try:
-            value = kind(text)
-        except InvalidName:
-            continue
-        assert Path("/data", value).resolve().is_relative_to("/data")
-        assert set(value) <= set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-+/")
-        assert ".." not in value
+SAFE_CHARACTERS = set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-+/")
 
 
-@given(HOSTILE)
-def test_parsing_gives_a_name_or_one_clear_refusal(text: str) -> None:
+@given(HOSTILE, st.sampled_from(["", "ms:", "pypi:", "org/", "ms:org/"]))
+def test_a_repository_is_one_safe_folder_of_its_own(text: str, prefix: str) -> None:
     try:
-        name = parse_model_name(text)
+        repo = RepoId(prefix + text)
+    except InvalidName:
+        return
+    assert set(repo.folder) <= SAFE_CHARACTERS - {"/"}
+    assert set(repo.path) <= SAFE_CHARACTERS
+    assert ".." not in repo
+    assert repo.folder.startswith(("models--", "modelscope--models--", "pypi--"))
+    assert not repo.path.startswith(("-", "/", "."))
+    assert RepoId(repo) == repo
+
+
+@given(HOSTILE)
+def test_a_revision_is_a_safe_relative_path(text: str) -> None:
+    try:
+        revision = Revision(text)
+    except InvalidName:
+        return
+    assert Path("/data", revision).resolve().is_relative_to("/data")
+    assert set(revision) <= SAFE_CHARACTERS
+    assert ".." not in revision
+
+
+@given(HOSTILE, st.sampled_from(["", "ms:", "pypi:", "ms:org/repo@", "pypi:package==", "hf.co/org/repo:"]))
+def test_parsing_gives_a_name_or_one_clear_refusal(text: str, prefix: str) -> None:
+    try:
+        name = parse_model_name(prefix + text)
     except InvalidName:
         return
     assert name.kind == "path" or name.text.isprintable()
@@ -122,3 +146,12 @@ def test_refused_digests(text: str) -> None:
 
 def test_repository_folder_is_the_one_of_the_hugging_face_cache() -> None:
     assert RepoId("Qwen/Qwen3-0.6B").folder == "models--Qwen--Qwen3-0.6B"
+
+
+def test_repositories_of_one_name_on_several_services_stay_apart() -> None:
+    repos = [RepoId("org/repo"), RepoId("ms:org/repo"), RepoId("pypi:org-repo")]
+    assert [repo.registry for repo in repos] == ["hub", "modelscope", "pypi"]
+    assert [repo.path for repo in repos] == ["org/repo", "org/repo", "org-repo"]
+    assert [repo.folder for repo in repos] == [
+        "models--org--repo", "modelscope--models--org--repo", "pypi--org-repo",
+    ]  # fmt: skip

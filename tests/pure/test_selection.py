@@ -56,7 +56,19 @@ def test_one_file_by_name() -> None:
         choose_files(names("b.gguf"), file=RepoFile("c.gguf"))
 
 
-@pytest.mark.parametrize("files", [[], NOISE, [*TEXT, "pytorch_model.bin"], ["big-00001-of-00002.gguf"]])
+def test_a_split_gguf_is_chosen_with_all_its_parts() -> None:
+    parts = [f"Q4_K_M/M-Q4_K_M-0000{n}-of-00003.gguf" for n in (1, 2, 3)]
+    files = names("M-Q8_0.gguf", *reversed(parts))
+    for chosen in (choose_files(files), choose_files(files, quantization="Q4_K_M"),
+                   choose_files(files, file=RepoFile(parts[2]))):  # fmt: skip
+        assert (list(chosen.files), chosen.entry) == (parts, parts[0])
+    with pytest.raises(UnsupportedFormat, match="2 of the 3 parts"):
+        choose_files(names("M-Q8_0.gguf", *parts[:2]), quantization="Q4_K_M")
+
+
+@pytest.mark.parametrize(
+    "files", [[], NOISE, [*TEXT, "pytorch_model.bin"], ["big-00001-of-00002.gguf"], ["big-00000-of-00000.gguf"]]
+)
 def test_nothing_that_can_be_run(files: list[str]) -> None:
     with pytest.raises(UnsupportedFormat):
         choose_files(names(*files))

@@ -39,6 +39,13 @@ def test_each_layer_overrides_the_one_before(tmp_path: Path) -> None:
     assert settings.origin("log_level") == f"config file {tmp_path / 'config.toml'}"
 
 
+def test_the_hub_may_have_a_table_of_its_own(tmp_path: Path) -> None:
+    settings = load(tmp_path, "[hub]\nendpoint = 'https://a.example'\nmirrors = ['https://b.example']")
+
+    assert settings.hub_endpoints == ("https://a.example", "https://b.example")
+    assert settings.origin("hub_mirrors") == f"config file {tmp_path / 'config.toml'}"
+
+
 def test_environment_names_of_the_hub_are_the_customary_ones(tmp_path: Path) -> None:
     environ = {
         "HF_ENDPOINT": "https://mirror.example",
@@ -76,6 +83,8 @@ def test_empty_environment_variables_count_as_unset(tmp_path: Path) -> None:
         ("", {}, {"host": "0.0.0.0"}, "QUIRE_API_KEY"),
         ("", {"QUIRE_HOST": "192.168.1.5"}, {}, "environment QUIRE_HOST.*QUIRE_API_KEY"),
         ("origins = {}", {}, {}, "Unknown setting"),
+        ("[hub]\nmirror = 'x'", {}, {}, "Unknown setting 'hub_mirror'"),
+        ("hub = 'x'", {}, {}, "hub is not a table"),
     ],
 )
 def test_what_is_refused_names_its_origin(

@@ -1,0 +1,96 @@
+"""One JSON answer of a hub's API over HTTP, bounded in size and time.
+
+Follows redirects itself: the token stays with the host it belongs to, and a mirror that sends its
+visitors elsewhere is seen as that other place.  Knows nothing of what the answers mean; called by
+the hubs' modules.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import httpx
+
+MAX_ANSWER_BYTES = 32 * 1024 * 1024
+_MAX_REDIRECTS = 5
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
+
+
+class ApiFailure(Exception):
+    """No usable answer; the text says why, as a phrase that follows the endpoint's address."""
+
+
+@dataclass(frozen=True, slots=True)
+class ApiAnswer:
+    """`origin` is where the answer came from in the end, without a path."""
+
+    status: int
+    body: bytes
+    error_code: str
+    next_link: str | None
+    origin: str
+
+
+@dataclass(frozen=True, slots=True)
+class ApiRequest:
+    """How to ask: `timeout_s` bounds the connection and each silence, `deadline_s` (monotonic) everything.
+
+    `on_answer` is called as soon as the server has begun to answer.
+    """
+
+    timeout_s: float
+    deadline_s: float
+    on_answer: Callable[[], None] = lambda: None
+
+
+def origin_of(url: str | httpx.URL) -> str:
+    """`scheme://host:port` of an address, the default port left out.  Raises ValueError for what is no address."""
+    try:
+        parsed = httpx.URL(url)
+    except httpx.InvalidURL as error:
+        raise ValueError(str(error)) from error
+    host = f"[{parsed.host}]" if ":" in parsed.host else parsed.host
+    return f"{parsed.scheme}://{host}" + (f":{parsed.port}" if parsed.port is not None else "")
+
+
+def get(url: str, token: str | None, request: ApiRequest) -> ApiAnswer:
+    """Ask once; any HTTP status is an answer.  Raises ApiFailure."""
+    try:
+        with httpx.Client(timeout=request.timeout_s, follow_redirects=False) as client:
+            return _follow(client, httpx.URL(url), token, request)
+    except httpx.TimeoutException as error:
+        raise ApiFailure(f"did not answer within {request.timeout_s:g} s") from error
+    except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as error:
+        raise ApiFailure(f"failed ({str(error) or type(error).__name__})") from error
+
+
+def _follow(client: httpx.Client, target: httpx.URL, token: str | None, request: ApiRequest) -> ApiAnswer:
+    home = origin_of(target)
+    at_home = True
+    for _ in range(_MAX_REDIRECTS + 1):
+        at_home = at_home and origin_of(target) == home
+        headers = {"Authorization": f"Bearer {token}"} if token and at_home else {}
+        with client.stream("GET", target, headers=headers) as response:
+            request.on_answer()
+            if response.status_code not in _REDIRECTS or "Location" not in response.headers:
+                link = response.links.get("next", {}).get("url")
+                code = response.headers.get("X-Error-Code", "")
+                return ApiAnswer(response.status_code, _read(response, request), code, link, origin_of(target))
+            location = target.join(response.headers["Location"])
+        if location.scheme not in ("http", "https") or (target.scheme == "https" and location.scheme != "https"):
+            raise ApiFailure(f"redirects to an unsafe {location.scheme} address")
+        target = location
+    raise ApiFailure(f"redirects more than {_MAX_REDIRECTS} times")
+
+
+def _read(response: httpx.Response, request: ApiRequest) -> bytes:
+    body = bytearray()
+    for chunk in response.iter_bytes():
+        body += chunk
+        if len(body) > MAX_ANSWER_BYTES:
+            raise ApiFailure(f"sent a listing of more than {MAX_ANSWER_BYTES // 2**20} MiB")
+        if time.monotonic() > request.deadline_s:
+            raise ApiFailure("sent its listing too slowly")
+    return bytes(body)

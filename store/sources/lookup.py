@@ -1,0 +1,157 @@
+"""Find a repository: ask the hub and all its mirrors at once, and take the preferred one that has it.
+
+Preferred is who stands first in the settings, not who is fastest: once one endpoint has the
+repository, the others get a short grace.  Those that have it too serve when the chosen one breaks
+off.  Knows nothing of the bytes; called by `plan`.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from store.errors import AccessDenied, HubUnreachable, ModelNotFound, StoreError
+from store.hub_settings import HubSettings
+from store.names import RepoId, Revision
+from store.progress import Reporter
+from store.sources import hub as hub_api
+from store.sources import modelscope as modelscope_api
+from store.sources.json_api import ApiRequest
+from store.sources.listing import RepoListing
+from store.sources.network_memory import NetworkMemory
+
+_POLL_INTERVAL_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class LookupPatience:
+    """How long to wait, in seconds: for the first sign of an endpoint, for its whole answer, and for a
+    preferred endpoint once another one has the repository.
+    """
+
+    first_sign_s: float = 3.0
+    answer_s: float = 20.0
+    grace_s: float = 0.5
+
+
+def find_repo(
+    hub: HubSettings,
+    repo: RepoId,
+    revision: Revision | None,
+    reporter: Reporter,
+    patience: LookupPatience = LookupPatience(),
+) -> tuple[RepoListing, ...]:
+    """Listings of all endpoints that have the repository, the preferred first; at least one.
+
+    Raises ModelNotFound, AccessDenied, HubUnreachable, each naming every endpoint that was asked, or Cancelled.
+    """
+    is_modelscope = repo.registry == "modelscope"
+    list_repo = modelscope_api.list_repo if is_modelscope else hub_api.list_repo
+    endpoints = hub.endpoints_of(repo)
+
+    def ask(endpoint: str, request: ApiRequest) -> RepoListing:
+        return list_repo(endpoint, repo, revision, hub.token_for(endpoint), request)
+
+    memory = NetworkMemory(hub.network_memory, endpoints)
+    lookup = _Lookup(endpoints, memory.unreached(), ask, patience)
+    lookup.run(reporter)
+    if not lookup.listings:
+        memory.remember(())
+        how_to = modelscope_api.HOW_TO_CHANGE_ENDPOINT if is_modelscope else hub_api.HOW_TO_CHANGE_ENDPOINT
+        raise _nobody_has_it(lookup, how_to)
+    memory.remember([endpoint for endpoint in endpoints if lookup.is_unreached(endpoint)])
+    return tuple(lookup.listings[endpoint] for endpoint in endpoints if endpoint in lookup.listings)
+
+
+@dataclass(slots=True)
+class _Lookup:
+    """One question to several endpoints, each in a thread of its own.
+
+    A thread keeps the deadline where an HTTP client cannot: its timeouts count per address and per
+    read and cover no name resolution, which alone may take 20 s where DNS is filtered.
+    """
+
+    endpoints: Sequence[str]
+    unreached_before: frozenset[str]
+    ask: Callable[[str, ApiRequest], RepoListing]
+    patience: LookupPatience
+    listings: dict[str, RepoListing] = field(default_factory=dict)
+    failures: dict[str, StoreError] = field(default_factory=dict)
+    _answering: set[str] = field(default_factory=set)
+    _events: queue.SimpleQueue[tuple[str, RepoListing | StoreError | None]] = field(default_factory=queue.SimpleQueue)
+
+    def run(self, reporter: Reporter) -> None:
+        start_s = time.monotonic()
+        for endpoint in self.endpoints:
+            thread = threading.Thread(target=self._ask, args=(endpoint, start_s), name="hub-lookup", daemon=True)
+            thread.start()
+        found_s: float | None = None
+        while True:
+            now_s = time.monotonic()
+            found_s = found_s if found_s is not None or not self.listings else now_s
+            end_s = self._end_s(start_s, found_s)
+            if now_s >= end_s:
+                break
+            reporter.raise_if_cancelled()
+            self._take_event(min(_POLL_INTERVAL_S, end_s - now_s))
+        for endpoint in self._pending():
+            waited_s = self.patience.answer_s if endpoint in self._answering else self.patience.first_sign_s
+            self.failures[endpoint] = HubUnreachable(f"{endpoint} did not answer within {waited_s:g} s; try again.")
+
+    def is_unreached(self, endpoint: str) -> bool:
+        """Whether an endpoint neither answered nor seemed about to."""
+        return isinstance(self.failures.get(endpoint), HubUnreachable) and endpoint not in self._answering
+
+    def _end_s(self, start_s: float, found_s: float | None) -> float:
+        """When waiting makes no more sense, in monotonic seconds."""
+        pending = self._pending()
+        if found_s is not None:
+            hopeful = [endpoint for endpoint in pending if endpoint not in self.unreached_before]
+            return found_s + self.patience.grace_s if hopeful else start_s
+        ends_s = [
+            start_s + (self.patience.answer_s if endpoint in self._answering else self.patience.first_sign_s)
+            for endpoint in pending
+        ]
+        return max(ends_s, default=start_s)
+
+    def _pending(self) -> list[str]:
+        return [endpoint for endpoint in self.endpoints if endpoint not in self.listings | self.failures]
+
+    def _ask(self, endpoint: str, start_s: float) -> None:
+        request = ApiRequest(
+            timeout_s=self.patience.answer_s,
+            deadline_s=start_s + self.patience.answer_s,
+            on_answer=lambda: self._events.put((endpoint, None)),
+        )
+        try:
+            self._events.put((endpoint, self.ask(endpoint, request)))
+        except StoreError as error:
+            self._events.put((endpoint, error))
+
+    def _take_event(self, timeout_s: float) -> None:
+        try:
+            endpoint, outcome = self._events.get(timeout=timeout_s)
+        except queue.Empty:
+            return
+        if outcome is None:
+            self._answering.add(endpoint)
+        elif isinstance(outcome, StoreError):
+            self.failures[endpoint] = outcome
+        else:
+            self.listings[endpoint] = outcome
+
+
+def _nobody_has_it(lookup: _Lookup, how_to_change_endpoint: str) -> StoreError:
+    """One error for all: the most telling kind, the reasons of everyone."""
+    failures = [lookup.failures[endpoint] for endpoint in lookup.endpoints]
+    for kind in (AccessDenied, ModelNotFound):
+        told = [failure for failure in failures if isinstance(failure, kind)]
+        if told:
+            others = [failure.reason for failure in failures if failure is not told[0]]
+            reason, _, next_step = told[0].message.partition(";")
+            return kind(f"{' and '.join([reason, *others])};{next_step}")
+    tried = " and ".join(failure.reason for failure in failures) or "no endpoint is configured"
+    return HubUnreachable(f"The model hub cannot be reached: {tried}; {how_to_change_endpoint}.")
