@@ -69,8 +69,11 @@ class RepoCache:
         _sync(blob.parent)
         self._link(self.snapshot(commit) / file, blob)
 
+    def ref(self, revision: Revision) -> Path:
+        return self.directory / "refs" / revision
+
     def write_ref(self, revision: Revision, commit: CommitId) -> None:
-        ref = self.directory / "refs" / revision
+        ref = self.ref(revision)
         ref.parent.mkdir(parents=True, exist_ok=True)
         temporary = ref.with_name(ref.name + ".new")
         temporary.write_text(commit, encoding="ascii")

@@ -32,7 +32,7 @@ from store.preset import Preset
 
 _MANIFEST_FOLDER = "quire"
 _PRESET_FOLDER = "presets"
-_MAX_MANIFEST_BYTES = 1024 * 1024
+MAX_MANIFEST_BYTES = 1024 * 1024
 
 
 class InstalledModel(msgspec.Struct, frozen=True):
@@ -173,7 +173,7 @@ class ModelStore:
         apart = (self.root.root / _PRESET_FOLDER).glob("*.json")
         for path in itertools.chain(self.root.hub.glob(f"*--*/{_MANIFEST_FOLDER}/*.json"), apart):
             try:
-                if path.stat().st_size > _MAX_MANIFEST_BYTES:
+                if path.stat().st_size > MAX_MANIFEST_BYTES:
                     continue
                 yield path, msgspec.json.decode(path.read_bytes(), type=Manifest)
             except (OSError, msgspec.DecodeError):
@@ -206,6 +206,17 @@ class ModelStore:
             base=manifest.base,
             preset=manifest.preset,
         )
+
+
+def find_manifest(store: ModelStore, name: str) -> Manifest:
+    """The manifest that `name` stands for, whether its files are sound or not."""
+    parsed = parse_model_name(name)
+    if parsed.kind == "path":
+        raise InvalidName(f"{parsed.text} is a path; name an installed model, `quire list` shows them.")
+    found = next(store.matching(parsed), None)
+    if found is None:
+        raise ModelNotFound(f"{parsed.text} is not installed; `quire list` shows what is.")
+    return found[1]
 
 
 def hub_name(name: ModelName) -> ModelName:

@@ -57,9 +57,17 @@ def remove(store: ModelStore, name: str) -> Removal:
     with repo_lock_now(store.root, RepoId(manifest.repo)):
         removal = _plan(store, path, manifest)
         path.unlink(missing_ok=True)
-        cache = RepoCache(store.root.hub, RepoId(manifest.repo))
-        cache.remove_files(CommitId(manifest.commit), _own_files(store, path, manifest)[0])
+        release_files(store, manifest)
         return removal
+
+
+def release_files(store: ModelStore, manifest: Manifest) -> int:
+    """Delete what `manifest` named and no registered one needs; bytes freed.  The caller holds the repository's lock.
+
+    The manifest itself is gone or replaced by now.
+    """
+    cache = RepoCache(store.root.hub, RepoId(manifest.repo))
+    return cache.remove_files(CommitId(manifest.commit), _own_files(store, None, manifest)[0])
 
 
 def _pulled_name(name: str) -> ModelName:
@@ -79,8 +87,8 @@ def _plan(store: ModelStore, path: Path, manifest: Manifest) -> Removal:
     return Removal(manifest.name, freed_bytes, max(0, there_bytes - freed_bytes), used_by)
 
 
-def _own_files(store: ModelStore, path: Path, manifest: Manifest) -> tuple[list[RepoFile], tuple[str, ...]]:
-    """The files of this manifest's snapshot that no other manifest names, and the models that name the rest."""
+def _own_files(store: ModelStore, path: Path | None, manifest: Manifest) -> tuple[list[RepoFile], tuple[str, ...]]:
+    """The files of a snapshot that only the manifest at `path` names, and the models that name the rest."""
     others = [other for its_path, other in store.manifests() if its_path != path and other.repo == manifest.repo]
     blobs = {file.blob for file in manifest.files}
     kept = {file.path for other in others if other.commit == manifest.commit for file in other.files}

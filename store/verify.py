@@ -10,12 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from store.digests import file_matches
-from store.errors import InvalidName, ModelNotFound
+from store.digests import file_matches, is_digest
 from store.hf_cache import RepoCache
 from store.locks import repo_lock_now
-from store.models import Manifest, ManifestFile, ModelStore
-from store.names import CommitId, Digest, RepoFile, RepoId, parse_model_name
+from store.models import Manifest, ManifestFile, ModelStore, find_manifest
+from store.names import CommitId, Digest, RepoFile, RepoId
 from store.progress import Reporter
 
 SET_ASIDE_SUFFIX = ".broken"
@@ -51,17 +50,6 @@ def models_to_verify(store: ModelStore, names: Sequence[str]) -> list[Manifest]:
     return [find_manifest(store, name) for name in dict.fromkeys(names)]
 
 
-def find_manifest(store: ModelStore, name: str) -> Manifest:
-    """The manifest that `name` stands for, whether its files are sound or not."""
-    parsed = parse_model_name(name)
-    if parsed.kind == "path":
-        raise InvalidName(f"{parsed.text} is a path; name an installed model, `quire list` shows them.")
-    found = next(store.matching(parsed), None)
-    if found is None:
-        raise ModelNotFound(f"{parsed.text} is not installed; `quire list` shows what is.")
-    return found[1]
-
-
 class Verifier:
     """Checks models one after another; a blob that several of them share is read once."""
 
@@ -79,7 +67,7 @@ class Verifier:
         cache = RepoCache(self._store.root.hub, RepoId(manifest.repo))
         for file in manifest.files:
             path = cache.snapshot(CommitId(manifest.commit)) / RepoFile(file.path)
-            if not _has_digest(file):
+            if not is_digest(file.blob):
                 unchecked.append(file.path)
             elif reason := self._reason_broken(manifest, file, path):
                 broken.append(BrokenPart(file.path, reason))
@@ -125,11 +113,3 @@ class Verifier:
             folder = root.downloads / repo.folder
             folder.mkdir(parents=True, exist_ok=True)
             resolved.replace(folder / (resolved.name + SET_ASIDE_SUFFIX))
-
-
-def _has_digest(file: ManifestFile) -> bool:
-    try:
-        Digest(file.blob)
-    except InvalidName:
-        return False
-    return True

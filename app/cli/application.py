@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from app.cli import creation, daemon, installed, pull, removal, resident, run, upkeep
+from app.cli import bundles, creation, daemon, installed, pull, removal, resident, run, upkeep
 
 application = typer.Typer(
     help="Pull language models, chat with them, serve them to programs.",
@@ -41,6 +41,8 @@ application.command("show")(installed.show)
 application.command("rm")(removal.remove)
 application.command("cp")(creation.copy)
 application.command("create")(creation.create)
+application.command("export")(bundles.export)
+application.command("import")(bundles.import_bundle)
 application.command("verify")(upkeep.verify)
 application.command("ps")(resident.ps)
 application.command("stop")(resident.stop)

@@ -49,7 +49,7 @@ def show(
         write_text(card.modelfile)
         return
     for label, value in _card_lines(card):
-        typer.echo(f"{label:<18}{value}")
+        write_text(f"{label:<18}{value}\n")
 
 
 def _card_lines(card: ModelCardDetails) -> list[tuple[str, str]]:

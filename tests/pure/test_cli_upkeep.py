@@ -48,3 +48,25 @@ def test_verify_names_what_is_broken_and_how_to_mend_it(store: ModelStore, capsy
     (entry,) = json.loads(capsys.readouterr().out)["models"]
     assert (entry["name"], entry["ok"], entry["broken"][0]["file"]) == ("org/b", False, "b.gguf")
     assert quire("verify", "org/absent") == 1
+
+
+def test_a_model_is_carried_in_a_file(
+    store: ModelStore, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    install(store, "org/a", "org/a", {"a.gguf": b"GGUF"}, entry="a.gguf")
+    file = tmp_path / "a.tar"
+    assert quire("export", "org/a", str(file)) == 0
+    assert "`quire import a.tar` installs it" in capsys.readouterr().err
+    assert quire("export", "org/a", str(file)) == 1
+    assert "give --force" in capsys.readouterr().err
+    assert quire("export", "org/a", str(file), "--force", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["size_bytes"] == file.stat().st_size
+    assert quire("export", "org/a", str(tmp_path)) == 1
+    assert quire("export", "org/a", str(tmp_path / "nowhere" / "a.tar")) == 1
+    assert "cannot be written" in capsys.readouterr().err
+    monkeypatch.setenv("QUIRE_HOME", str(tmp_path / "another"))
+    assert quire("import", str(tmp_path / "absent.tar")) == 1
+    assert "cannot be read" in capsys.readouterr().err
+    assert quire("import", str(file), "--json") == 0
+    assert json.loads(capsys.readouterr().out)["name"] == "org/a"
+    assert ModelStore(DataRoot(tmp_path / "another")).find("org/a").path.read_bytes() == b"GGUF"
