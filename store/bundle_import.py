@@ -134,7 +134,7 @@ def _write_ref(cache: RepoCache, manifest: Manifest) -> None:
     """Let other tools find the snapshot by the branch it was pulled from, unless that leads somewhere already."""
     name = parse_model_name(manifest.reference)
     revision = str(name.revision or "main")
-    if name.kind == "hub" and revision != manifest.commit and not cache.ref(Revision(revision)).exists():
+    if name.repo is not None and revision != manifest.commit and not cache.ref(Revision(revision)).exists():
         cache.write_ref(Revision(revision), CommitId(manifest.commit))
 
 
@@ -198,7 +198,7 @@ def _read_header(source: BinaryIO, file: Path) -> Manifest:
     source.seek(-member.size % tarfile.BLOCKSIZE, os.SEEK_CUR)
     try:
         bundle = msgspec.json.decode(content, type=Bundle)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise _broken(file, f"has a header that cannot be read ({error})") from error
     if bundle.format != FORMAT:
         raise BrokenFile(f"{file} is a bundle of format {bundle.format}; import it with a newer version of Quire.")

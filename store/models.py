@@ -31,7 +31,6 @@ from store.paths import DataRoot
 from store.preset import Preset
 
 _MANIFEST_FOLDER = "quire"
-_PRESET_FOLDER = "presets"
 MAX_MANIFEST_BYTES = 1024 * 1024
 
 
@@ -154,7 +153,7 @@ class ModelStore:
 
     def manifest_path(self, manifest: Manifest) -> Path:
         """Where `manifest` is kept: beside its files, or apart for files that lie outside the hub."""
-        directory = self.root.root / _PRESET_FOLDER
+        directory = self.root.presets
         if manifest.path is None:
             directory = self.root.hub / RepoId(manifest.repo).folder / _MANIFEST_FOLDER
         # The name itself may hold characters that file systems refuse.
@@ -170,13 +169,13 @@ class ModelStore:
 
     def manifests(self) -> Iterator[tuple[Path, Manifest]]:
         """Every readable manifest; a broken one means that its model counts as not installed."""
-        apart = (self.root.root / _PRESET_FOLDER).glob("*.json")
+        apart = self.root.presets.glob("*.json")
         for path in itertools.chain(self.root.hub.glob(f"*--*/{_MANIFEST_FOLDER}/*.json"), apart):
             try:
                 if path.stat().st_size > MAX_MANIFEST_BYTES:
                     continue
                 yield path, msgspec.json.decode(path.read_bytes(), type=Manifest)
-            except (OSError, msgspec.DecodeError):
+            except (OSError, UnicodeDecodeError, msgspec.DecodeError):
                 continue
 
     def installed(self, manifest: Manifest) -> InstalledModel | None:

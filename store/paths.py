@@ -152,12 +152,17 @@ class DataRoot:
     @property
     def folders(self) -> tuple[Path, ...]:
         """Everything large, and all that a move takes along beside `external_list`."""
-        return (self.hub, self.downloads, self.kernels, self.logs)
+        return (self.hub, self.presets, self.downloads, self.kernels, self.logs)
 
     @property
     def hub(self) -> Path:
         """Weights, in the Hugging Face cache layout."""
         return self.root / "hub"
+
+    @property
+    def presets(self) -> Path:
+        """What was made here of models whose files lie elsewhere; small."""
+        return self.root / "presets"
 
     @property
     def downloads(self) -> Path:

@@ -56,7 +56,7 @@ def test_the_hugging_face_library_reads_the_cache(store: ModelStore) -> None:
     assert [repo.repo_id for repo in scan.repos] == ["org/a"]
 
 
-@pytest.mark.parametrize("damage", ["missing", "short", "manifest", "hostile"])
+@pytest.mark.parametrize("damage", ["missing", "short", "manifest", "bytes", "hostile"])
 def test_a_damaged_model_counts_as_not_installed(store: ModelStore, damage: str) -> None:
     model = install(store, "org/a", "org/a", {"a.gguf": b"GGUF"}, entry="a.gguf")
     manifest = next(store.root.hub.glob("*/quire/*.json"))
@@ -66,6 +66,8 @@ def test_a_damaged_model_counts_as_not_installed(store: ModelStore, damage: str)
         model.path.resolve().write_bytes(b"GG")
     elif damage == "manifest":
         manifest.write_bytes(manifest.read_bytes()[:-20])
+    elif damage == "bytes":
+        manifest.write_bytes(manifest.read_bytes().replace(b"org/a", b"org/\xed"))
     else:
         manifest.write_text(manifest.read_text().replace('"a.gguf"', '"../../../../../../etc/passwd"'))
     assert store.list() == []

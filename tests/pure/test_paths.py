@@ -16,8 +16,8 @@ from store.paths import MOVE_JOURNAL_NAME, DataRoot, hub_token_path, platform_da
 
 def test_open_creates_the_root_and_its_folders(tmp_path: Path) -> None:
     root = DataRoot.open(tmp_path / "quire")
-    assert all(path.is_dir() for path in (root.hub, root.downloads, root.kernels, root.logs))
-    assert root.folders == (root.hub, root.downloads, root.kernels, root.logs)
+    assert all(path.is_dir() for path in (root.hub, root.presets, root.downloads, root.kernels, root.logs))
+    assert root.folders == (root.hub, root.presets, root.downloads, root.kernels, root.logs)
     assert list(root.downloads.iterdir()) == []
     assert DataRoot.open(root.root) == root
 
