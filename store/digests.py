@@ -32,13 +32,29 @@ def new_hash(digest: Digest, size_bytes: int) -> hashlib._Hash:
     return hashlib.sha1(b"blob %d\0" % size_bytes, usedforsecurity=False)
 
 
+class DigestCheck:
+    """Compares bytes, given in order, with the digest that a file of `size_bytes` must have."""
+
+    def __init__(self, digest: Digest, size_bytes: int) -> None:
+        self._digest = digest
+        self.hashed_bytes = 0
+        self._state = new_hash(digest, size_bytes)
+
+    def update(self, content: bytes | bytearray | memoryview) -> None:
+        """Take the next bytes."""
+        self._state.update(content)
+        self.hashed_bytes += len(content)
+
+    def matches(self) -> bool:
+        """Whether the bytes so far are the file."""
+        return self._state.hexdigest() == self._digest
+
+
 def file_matches(path: Path, digest: Digest, on_bytes: Callable[[int], None]) -> bool:
     """Whether the content of `path` hashes to `digest`; `on_bytes` hears the total hashed and may raise to stop."""
-    state = new_hash(digest, path.stat().st_size)
-    done_bytes = 0
+    check = DigestCheck(digest, path.stat().st_size)
     with path.open("rb") as file:
         while chunk := file.read(_CHUNK_BYTES):
-            state.update(chunk)
-            done_bytes += len(chunk)
-            on_bytes(done_bytes)
-    return state.hexdigest() == digest
+            check.update(chunk)
+            on_bytes(check.hashed_bytes)
+    return check.matches()

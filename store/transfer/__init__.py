@@ -4,9 +4,19 @@ Callers import from here.  Knows nothing of hubs, of names or of the cache layou
 """
 
 from store.transfer.credentials import Credentials
-from store.transfer.fetcher import Downloader, credited_bytes
-from store.transfer.policy import RetryPolicy
+from store.transfer.fetcher import Downloader
+from store.transfer.partial_file import credited_bytes
+from store.transfer.policy import RetryPolicy, TransferShape
 from store.transfer.rate_limit import RateLimit
 from store.transfer.remote_file import FetchedFile, RemoteFile
 
-__all__ = ["Credentials", "Downloader", "FetchedFile", "RateLimit", "RemoteFile", "RetryPolicy", "credited_bytes"]
+__all__ = [
+    "Credentials",
+    "Downloader",
+    "FetchedFile",
+    "RateLimit",
+    "RemoteFile",
+    "RetryPolicy",
+    "TransferShape",
+    "credited_bytes",
+]

@@ -35,6 +35,11 @@ class RemoteFile:
         assert self.etag is not None, "a file is identified before it is named"
         return "etag-" + hashlib.sha256(self.etag.encode()).hexdigest()[:40]
 
+    @property
+    def is_resumable(self) -> bool:
+        """Whether bytes of two answers surely fit together: a weak entity tag promises no such thing."""
+        return self.digest is not None or (self.etag is not None and not self.etag.startswith("W/"))
+
     def partial_path(self, folder: Path) -> Path:
         """Where the bytes gather below `folder` until they are complete and verified."""
         return folder / f"{self.blob_name}.partial"

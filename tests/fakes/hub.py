@@ -45,6 +45,7 @@ class FakeRepo:
 class Faults:
     """What goes wrong.  Lists are used up, one entry per request for a file's bytes; None in them means no fault.
 
+    Bytes to drop or stall after wait for an answer that has more: files are fetched several at once, in any order.
     `drop_every_bytes` cuts each answer with bytes short; `contents_after_cut` then replaces files, once.
     `drip_bytes_per_s` is the rate of each answer with bytes.  `api_body` is sent in place of every
     listing, `api_padding_bytes` of white space before it.  `link_base` is the address that links to

@@ -66,6 +66,11 @@ class HubHandler(BaseHTTPRequestHandler):
         with self.server.hub.lock:
             return entries.pop(0) if entries else None
 
+    def _next_cut(self, entries: list[int | None], length: int) -> int | None:
+        """The next entry, unless it waits for an answer of more bytes than `length`."""
+        with self.server.hub.lock:
+            return entries.pop(0) if entries and (entries[0] is None or entries[0] < length) else None
+
     def _has_token(self) -> bool:
         token = self.server.hub.faults.required_token
         return token is None or self.headers.get("Authorization") == f"Bearer {token}"
@@ -220,8 +225,8 @@ class HubHandler(BaseHTTPRequestHandler):
     def _send_bytes(self, body: bytes, repo: FakeRepo) -> None:
         hub = self.server.hub
         faults = hub.faults
-        stall = self._next(faults.stall_after_bytes)
-        drops = (self._next(faults.drop_after_bytes), faults.drop_every_bytes)
+        stall = self._next_cut(faults.stall_after_bytes, len(body))
+        drops = (self._next_cut(faults.drop_after_bytes, len(body)), faults.drop_every_bytes)
         stop = min(count for count in (*drops, stall, len(body)) if count is not None)
         self._write(body, 0, stop)
         if stall is not None:

@@ -1,0 +1,30 @@
+"""Why one attempt at a range ended early, as the parts of `store.transfer` tell each other.
+
+These never leave the package: the schedule turns them into another attempt, another address or a
+StoreError.
+"""
+
+from __future__ import annotations
+
+
+class Interrupted(Exception):
+    """This attempt is over and another may do better; `is_slow` when bytes came, but far too few."""
+
+    def __init__(self, reason: str, retry_after_s: float = 0.0, *, is_slow: bool = False) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.retry_after_s = retry_after_s
+        self.is_slow = is_slow
+
+
+class ContentChanged(Exception):
+    """The address no longer gives the bytes that the partial began with, but these."""
+
+    def __init__(self, etag: str | None, size_bytes: int | None) -> None:
+        super().__init__("the file changed on the server")
+        self.etag = etag
+        self.size_bytes = size_bytes
+
+
+class Stopped(Exception):
+    """The download as a whole is over; nobody waits for this attempt."""
