@@ -22,8 +22,9 @@ from engine.api.sampling import SamplingParams
 from engine.api.wire import EngineStats, WorkerFacts
 from engine.build import OnProgress
 from engine.loop import EngineLoop
-from engine.text.stage import SequenceText, TextStage
-from engine.text.tokenizer import empty_tokenizer
+from engine.text.chat_template import ChatTemplate
+from engine.text.stage import SequenceText, TextStage, open_text_files
+from engine.text.tokenizer import Tokenizer, empty_tokenizer
 
 PromptInput = str | Sequence[int] | Mapping[str, Any]
 """A text, token ids, or a mapping with `prompt` or `prompt_token_ids`."""
@@ -83,8 +84,10 @@ class LLM:
             wait_policy=wait_policy,
             seed=seed,
         )
+        # First, so that what reading a vocabulary takes for a moment does not come on top of the weights.
+        text_files = _open_text_files(path, load_format)
         self._engine = EngineLoop(config, on_progress)
-        self._text = _open_text(path, load_format, self._engine.facts)
+        self._text = TextStage(*text_files, self.facts.max_model_len, self.facts.vocab_size)
         self._sequence_ids = itertools.count(1)
         self._request_ids = itertools.count()
 
@@ -231,11 +234,11 @@ def _collect(request: GenerateRequest, choices: list[_Collector]) -> RequestOutp
     )
 
 
-def _open_text(model: Path, load_format: LoadFormat, facts: WorkerFacts) -> TextStage:
-    """The text stage; random weights need no tokenizer, and prompts are then given as token ids."""
+def _open_text_files(model: Path, load_format: LoadFormat) -> tuple[Tokenizer, ChatTemplate | None]:
+    """What the text stage needs; random weights need no tokenizer, and prompts are then given as token ids."""
     if load_format == "dummy" and model.is_dir() and not (model / "tokenizer.json").is_file():
-        return TextStage(empty_tokenizer(), None, facts.max_model_len, facts.vocab_size)
-    return TextStage.open(model, max_model_len=facts.max_model_len, vocab_size=facts.vocab_size)
+        return empty_tokenizer(), None
+    return open_text_files(model)
 
 
 def _find_model(model: str | Path) -> Path:

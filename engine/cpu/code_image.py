@@ -7,6 +7,7 @@ Whoever places an image must trust it: it is run.  Used by `engine.cpu.code_cach
 from __future__ import annotations
 
 import ctypes
+import functools
 import mmap
 import os
 import struct
@@ -41,38 +42,45 @@ def place(image: CodeImage) -> int:
     The memory is never writable and executable at once.  Raises `CodeRefused` where a symbol is missing or the
     system allows no such memory.  For Linux.
     """
-    process = ctypes.CDLL(None, use_errno=True)
-    additions = [(offset, _symbol(process, name)) for name, offset in image.external_places]
-    base = _reserve(process, len(image.code))
+    additions = [(offset, _symbol(name)) for name, offset in image.external_places]
+    base = _reserve(len(image.code))
     code = bytearray(image.code)
     for offset, amount in (*((offset, base) for offset in image.local_places), *additions):
         (number,) = _POINTER.unpack_from(code, offset)
         _POINTER.pack_into(code, offset, (number + amount) % _ADDRESS_SPACE)
     ctypes.memmove(base, bytes(code), len(code))
-    if process.mprotect(ctypes.c_void_p(base), ctypes.c_size_t(len(code)), mmap.PROT_READ | mmap.PROT_EXEC):
+    if _process().mprotect(base, len(code), mmap.PROT_READ | mmap.PROT_EXEC):
         raise CodeRefused(f"the system lets no memory be run ({os.strerror(ctypes.get_errno())})")
     return base + image.entry
 
 
-def _symbol(process: ctypes.CDLL, name: str) -> int:
+def _symbol(name: str) -> int:
     try:
-        function = getattr(process, name)
+        function = _process()[name]
     except AttributeError as error:
         raise CodeRefused(f"this process has no {name}") from error
     return ctypes.cast(function, ctypes.c_void_p).value or 0
 
 
-def _reserve(process: ctypes.CDLL, num_bytes: int) -> int:
+def _reserve(num_bytes: int) -> int:
     """Writable memory that begins at a page and belongs to nobody else.
 
     Not `mmap.mmap`, which unmaps what no Python object refers to: recorded programs hold addresses alone.
     """
+    kind = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    address: int | None = _process().mmap(None, num_bytes, mmap.PROT_READ | mmap.PROT_WRITE, kind, -1, 0)
+    if address is None or address == _FAILED:
+        raise CodeRefused(f"there is no memory for it ({os.strerror(ctypes.get_errno())})")
+    return address
+
+
+@functools.cache
+def _process() -> ctypes.CDLL:
+    """All symbols of this process."""
+    process = ctypes.CDLL(None, use_errno=True)
     process.mmap.restype = ctypes.c_void_p
     process.mmap.argtypes = (
         ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long,
     )  # fmt: skip
-    kind = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    address: int | None = process.mmap(None, num_bytes, mmap.PROT_READ | mmap.PROT_WRITE, kind, -1, 0)
-    if address is None or address == _FAILED:
-        raise CodeRefused(f"there is no memory for it ({os.strerror(ctypes.get_errno())})")
-    return address
+    process.mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    return process

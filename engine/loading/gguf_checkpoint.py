@@ -24,6 +24,8 @@ from engine.loading.mapped_file import MappedFile
 from store.formats.gguf import GgufTensor
 from store.formats.gguf_parts import read_gguf_model
 
+_LONGEST_ARRAY = 4096
+"""Longer ones are vocabularies, which the text stage reads."""
 _INTERLEAVED_ARCHITECTURES = frozenset({"llama"})
 _QUERY_OR_KEY = re.compile(r"blk\.\d+\.attn_[qk]\.(weight|bias)")
 
@@ -33,7 +35,7 @@ class GgufCheckpoint:
 
     def __init__(self, path: Path) -> None:
         """Read the headers.  Raises `BrokenFile`, `BrokenCheckpoint` or `UnsupportedModel`."""
-        model = read_gguf_model(path)
+        model = read_gguf_model(path, longest_array=_LONGEST_ARRAY)
         header = model.header
         self._paths = list(model.paths)
         self._files = [MappedFile(part) for part in model.paths]

@@ -39,11 +39,6 @@ class TextStage:
         self.max_model_len = max_model_len
         self.vocab_size = vocab_size
 
-    @classmethod
-    def open(cls, model: Path, *, max_model_len: int, vocab_size: int) -> TextStage:
-        """Load tokenizer and chat template of a checkpoint directory or GGUF file; errors as `load_tokenizer`."""
-        return cls(*open_text_files(model), max_model_len, vocab_size)
-
     def prepare(self, request: GenerateRequest, next_sequence_id: Callable[[], int]) -> list[Prompt]:
         """Return one `Prompt` per sample; sample i draws with seed + i.
 

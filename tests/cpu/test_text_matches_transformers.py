@@ -13,7 +13,7 @@ from engine.api.request import GenerateRequest
 from engine.api.sampling import SamplingParams
 from engine.text.chat_template import load_chat_template
 from engine.text.gguf_tokenizer import build_gguf_vocabulary
-from engine.text.stage import TextStage
+from engine.text.stage import TextStage, open_text_files
 from engine.text.tokenizer import load_tokenizer
 from tests.fakes.tiny_tokenizers import (
     CHATML,
@@ -106,7 +106,7 @@ def test_chat_prompts_are_the_same_text_and_ids(
     backend = byte_level_backend() if family == "byte-level" else sentencepiece_backend()
     config = BYTE_LEVEL_CONFIG if family == "byte-level" else SENTENCEPIECE_CONFIG
     oracle = write(tmp_path, backend, {**config, "add_bos_token": True, "chat_template": source})
-    stage = TextStage.open(tmp_path, max_model_len=4096, vocab_size=1000)
+    stage = TextStage(*open_text_files(tmp_path), max_model_len=4096, vocab_size=1000)
     assert stage.chat_template is not None
     for generation_prompt in (True, False):
         options = {"add_generation_prompt": generation_prompt, **variables}

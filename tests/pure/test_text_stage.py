@@ -15,7 +15,7 @@ from engine.api.output import OutputDelta, StepOutput, TokenLogprobs, Usage
 from engine.api.request import GenerateRequest, Prompt
 from engine.api.sampling import SamplingParams
 from engine.text.chat_template import ChatTemplate
-from engine.text.stage import SequenceText, TextStage
+from engine.text.stage import SequenceText, TextStage, open_text_files
 from engine.text.tokenizer import Tokenizer, gguf_tokenizer
 from tests.fakes.tiny_tokenizers import (
     CHATML,
@@ -194,7 +194,7 @@ def test_open_reads_tokenizer_and_template_from_directory_or_file(tmp_path: Path
     write_directory(tmp_path, byte_level_backend(), tokenizer_config={"chat_template": CHATML})
     metadata = {**byte_level_metadata(), "tokenizer.chat_template": CHATML}
     for model in (tmp_path, write_gguf(tmp_path / "tiny.gguf", metadata)):
-        stage = TextStage.open(model, max_model_len=64, vocab_size=VOCAB_SIZE)
+        stage = TextStage(*open_text_files(model), max_model_len=64, vocab_size=VOCAB_SIZE)
         assert prepare(stage=stage, messages=HELLO)[0].token_ids == prepare(messages=HELLO)[0].token_ids
 
 
