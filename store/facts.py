@@ -16,15 +16,11 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from store.errors import BrokenFile, UnsupportedFormat
-from store.formats.byte_source import open_local
 from store.formats.gguf import GgufHeader
 from store.formats.gguf_parts import read_gguf_model
-from store.formats.json_object import NotAnObject, parse_json_object
+from store.formats.json_object import read_json_file
 from store.formats.safetensors import read_safetensors_header
 from store.shape import ModelShape, cache_bytes_per_token, identifier, shape_of_config, shape_of_gguf, text_section
-
-MAX_JSON_BYTES = 16 << 20
-"""Of config.json and tokenizer_config.json; those with thousands of added tokens have 2 MB."""
 
 LONGEST_FACT_ARRAY = 4096
 """Items of a GGUF array that facts may come from, such as one number per layer."""
@@ -85,6 +81,8 @@ def read_model_facts(path: Path) -> ModelFacts:
     """
     if not path.is_dir():
         return facts_of_gguf(path.name, read_gguf_model(path, longest_array=LONGEST_FACT_ARRAY).header)
+    if not (path / "config.json").is_file():
+        raise UnsupportedFormat(f"{path} holds no config.json; name a model directory.")
     config = read_json_file(path / "config.json")
     headers = [read_safetensors_header(file) for file in sorted(path.glob("*.safetensors"))]
     tensors = [(tensor.dtype, tensor) for header in headers for tensor in header.values()]
@@ -161,24 +159,6 @@ def _facts(shape: ModelShape, tensors: Sequence[tuple[str, TensorFacts]], dtype:
         has_sliding_window=shape.has_sliding_window,
         activation=shape.activation,
     )
-
-
-def read_json_file(path: Path) -> dict[str, Any]:
-    """The JSON object in a file beside the weights.  Raises BrokenFile, or UnsupportedFormat if it is not there."""
-    if not path.is_file():
-        raise UnsupportedFormat(f"{path.parent} holds no {path.name}; name a model directory.")
-    with open_local(path) as source:
-        if source.size_bytes > MAX_JSON_BYTES:
-            raise BrokenFile(f"{path.name} is larger than any configuration file; download it again.")
-        return json_object(path.name, source.fetch(0, source.size_bytes))
-
-
-def json_object(name: str, text: bytes) -> dict[str, Any]:
-    """The JSON object in `text`.  Raises BrokenFile."""
-    try:
-        return parse_json_object(text)
-    except NotAnObject as error:
-        raise BrokenFile(f"{name} {error}; pull the model again, or choose another.") from error
 
 
 def _shown_text(value: object) -> str | None:

@@ -15,15 +15,14 @@ from store.errors import BrokenFile, UnsupportedFormat
 from store.facts import (
     CHAT_TEMPLATE_FILES,
     LONGEST_FACT_ARRAY,
-    MAX_JSON_BYTES,
     ModelFacts,
     facts_of_checkpoint,
     facts_of_gguf,
-    json_object,
 )
 from store.formats.byte_source import RangedBytes
 from store.formats.gguf import GgufHeader, parse_gguf_header
 from store.formats.gguf_parts import gguf_part_names, join_gguf_parts
+from store.formats.json_object import MAX_JSON_FILE_BYTES, json_object
 from store.formats.safetensors import SafetensorsTensor, parse_safetensors_header
 from store.names import RepoFile
 
@@ -82,9 +81,9 @@ def _read_text(files: Mapping[RepoFile, int | None], file: RepoFile, read: ReadR
     if file not in files:
         raise UnsupportedFormat(f"The repository holds no {file}; choose another repository.")
     size_bytes = files[file]
-    if size_bytes is not None and size_bytes > MAX_JSON_BYTES:
+    if size_bytes is not None and size_bytes > MAX_JSON_FILE_BYTES:
         raise BrokenFile(f"{file} is larger than any configuration file; choose another repository.")
-    return read(file, 0, MAX_JSON_BYTES if size_bytes is None else size_bytes)
+    return b"" if size_bytes == 0 else read(file, 0, size_bytes or MAX_JSON_FILE_BYTES)
 
 
 def _spread(shards: Sequence[RepoFile], count: int) -> list[RepoFile]:

@@ -11,7 +11,8 @@ from pathlib import Path
 import msgspec
 
 from store.errors import BrokenFile, UnsupportedFormat
-from store.facts import ModelFacts, facts_of_checkpoint, read_json_file
+from store.facts import ModelFacts, facts_of_checkpoint
+from store.formats.json_object import read_json_file
 
 
 def config_facts(path: Path) -> ModelFacts:
@@ -21,7 +22,7 @@ def config_facts(path: Path) -> ModelFacts:
     """
     try:
         config = read_json_file(path / "config.json")
-    except (BrokenFile, UnsupportedFormat) as error:
+    except BrokenFile as error:
         raise UnsupportedFormat(
             f"{path} holds no readable config.json, which random weights need; name a model directory."
         ) from error

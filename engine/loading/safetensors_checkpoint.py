@@ -5,7 +5,6 @@ Tensors are views into the memory-mapped files.  Opened by `engine.loading.check
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,8 @@ from engine.api.errors import BrokenCheckpoint, UnsupportedModel
 from engine.layers.packed_weight import Bits
 from engine.loading.mapped_file import MappedFile
 from engine.loading.read_plan import StoredTensor
+from store.errors import BrokenFile
+from store.formats.json_object import read_json_file
 from store.formats.safetensors import SafetensorsTensor, read_safetensors_header
 
 _SINGLE_FILE = "model.safetensors"
@@ -94,17 +95,14 @@ def read_config_json(directory: Path) -> dict[str, Any]:
 
 
 def _read_json_object(path: Path) -> dict[str, Any]:
-    try:
-        values = json.loads(path.read_bytes())
-    except FileNotFoundError as error:
+    if not path.is_file():
         raise BrokenCheckpoint(
             f"{path.parent} has no {path.name}; give a checkpoint directory or pull the model again."
-        ) from error
-    except (OSError, ValueError, RecursionError) as error:
-        raise BrokenCheckpoint(f"{path} cannot be read as JSON; pull the model again.") from error
-    if not isinstance(values, dict):
-        raise BrokenCheckpoint(f"{path} is not a JSON object; pull the model again.")
-    return values
+        )
+    try:
+        return read_json_file(path)
+    except BrokenFile as error:
+        raise BrokenCheckpoint(error.message) from error
 
 
 def _weight_map(directory: Path) -> dict[str, str]:

@@ -6,11 +6,12 @@ Knows that they are JSON objects and nothing about their keys.  Used by the modu
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from engine.api.errors import BrokenCheckpoint
+from store.errors import BrokenFile
+from store.formats.json_object import read_json_file
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
@@ -18,15 +19,12 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
     Raises BrokenCheckpoint for a file that is not a JSON object in UTF-8.
     """
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    if not path.is_file():
         return {}
-    except ValueError as error:
-        raise BrokenCheckpoint(f"{path.name} is not valid JSON ({error}); pull the model again.") from error
-    if not isinstance(value, dict):
-        raise BrokenCheckpoint(f"{path.name} does not hold a JSON object; pull the model again.")
-    return value
+    try:
+        return read_json_file(path)
+    except BrokenFile as error:
+        raise BrokenCheckpoint(error.message) from error
 
 
 def read_text_file(path: Path) -> str | None:

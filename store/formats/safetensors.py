@@ -74,7 +74,7 @@ def parse_safetensors_header(source: ByteSource) -> dict[str, SafetensorsTensor]
     if len(header) != data_start - 8:
         raise _broken(source, "it ends within its header")
     try:
-        entries = parse_json_object(header)
+        entries = parse_json_object(header, unique_names=True)
     except NotAnObject as error:
         raise _broken(source, f"its header {error}") from error
     tensors = [_read_entry(source, name, entry, data_start) for name, entry in entries.items() if name != _METADATA_KEY]
