@@ -138,6 +138,11 @@ def folder_on(mount: Path, user: str) -> Path | None:
     return None
 
 
+def user_folder_on(mount: Path) -> Path | None:
+    """`folder_on` for the user of this process."""
+    return folder_on(mount, _user())
+
+
 def is_rotational(block: Path) -> bool | None:
     """Whether a block device of /sys, such as /sys/dev/block/8:1, is a spinning disk; None if nobody knows.
 
@@ -186,7 +191,7 @@ def free_bytes_at(path: Path) -> int:
 def _read_disk(mount: Mount, home: Path) -> Disk | None:
     is_home = mount.path == home
     try:
-        folder = platform_data_root() if is_home else folder_on(mount.path, _user())
+        folder = platform_data_root() if is_home else user_folder_on(mount.path)
         if folder is None or not mount.path.is_dir():
             return None
         usage = shutil.disk_usage(mount.path)

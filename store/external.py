@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import msgspec
@@ -121,6 +121,14 @@ def scan_folder(folder: Path) -> list[ExternalModel]:
         repos = sorted(path for path in hub.glob("models--*--*") if path.is_dir())
         return [model for repo in repos for model in _repo_models(repo, folder)]
     return _plain_models(folder)
+
+
+def user_caches(environ: Mapping[str, str] = os.environ) -> list[Path]:
+    """The Hugging Face caches that other tools of this user fill, by the rules of huggingface_hub."""
+    default = Path(environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
+    chosen = environ.get("HF_HUB_CACHE") or Path(environ.get("HF_HOME") or default, "hub")
+    places = [Path(place).expanduser().absolute() for place in (chosen, default / "hub")]
+    return [place for place in dict.fromkeys(places) if place.is_dir()]
 
 
 def _is_hub(place: Path) -> bool:

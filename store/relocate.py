@@ -46,6 +46,7 @@ class MoveReport:
     """What a move did; `damaged` are blobs whose bytes were not what their names promise before it."""
 
     source: Path
+    is_kept: bool
     copied_bytes: int
     damaged: tuple[Path, ...]
     left_behind: tuple[str, ...]
@@ -68,7 +69,7 @@ def move_data_root(
     current: Path,
     target: Path,
     *,
-    switch: Callable[[], None],
+    switch: Callable[[], object],
     on_progress: Callable[[str, int, int], None],
     keep: bool = False,
 ) -> MoveReport:
@@ -102,7 +103,7 @@ def _move(
     target: DataRoot,
     journal: MoveJournal,
     is_switched: bool,
-    switch: Callable[[], None],
+    switch: Callable[[], object],
     on_progress: Callable[[str, int, int], None],
 ) -> MoveReport:
     copier = Copier(source.root, target.root, on_progress, may_link=not journal.is_kept)
@@ -125,9 +126,10 @@ def _move(
         _write_journal(target.root, msgspec.structs.replace(journal, is_switched=True))
         if not journal.is_kept:
             _remove(source, target)
-    left_behind = tuple(sorted(path.name for path in source.root.iterdir())) if source.root.is_dir() else ()
     (target.root / MOVE_JOURNAL_NAME).unlink()
-    return MoveReport(source.root, copier.copied_bytes, tuple(copier.damaged), () if journal.is_kept else left_behind)
+    is_left = not journal.is_kept and source.root.is_dir()
+    left_behind = tuple(sorted(path.name for path in source.root.iterdir())) if is_left else ()
+    return MoveReport(source.root, journal.is_kept, copier.copied_bytes, tuple(copier.damaged), left_behind)
 
 
 def _require_fresh(source: Path, target: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from app.cli import bundles, creation, daemon, installed, pull, removal, resident, run, upkeep
+from app.cli import bundles, creation, daemon, disk, disk_move, installed, pull, removal, resident, run, upkeep
 
 application = typer.Typer(
     help="Pull language models, chat with them, serve them to programs.",
@@ -48,3 +48,12 @@ application.command("ps")(resident.ps)
 application.command("stop")(resident.stop)
 application.command("serve")(daemon.serve)
 application.command("shutdown")(daemon.shutdown)
+
+disks = typer.Typer(help="Choose the disk for models, move them, read those of other folders.", no_args_is_help=True)
+disks.command("list")(disk.list_disks)
+disks.command("use")(disk.use)
+disks.command("usage")(disk.usage)
+disks.command("move")(disk_move.move)
+disks.command("add")(disk.add)
+disks.command("remove")(disk.remove)
+application.add_typer(disks, name="disk")

@@ -14,13 +14,17 @@ if TYPE_CHECKING:
 NO_DAEMON = "No daemon is running; `quire run MODEL` or `quire serve` starts one."
 
 
-def open_client(settings: Settings) -> QuireClient:
-    """A client of the running daemon, which is started in the background if there is none."""
+def open_client(settings: Settings, *, may_ask: bool = True) -> QuireClient:
+    """A client of the running daemon, which is started in the background if there is none.
+
+    At the first start a person at a terminal is asked where models shall go, if `may_ask`.
+    """
+    from app.cli.first_run import settle_data_root
     from app.client import QuireClient
-    from app.daemon import ensure_daemon
+    from app.daemon import ensure_daemon, running_daemon
     from app.version import VERSION
 
-    address = ensure_daemon(settings, notice)
+    address = running_daemon(settings) or ensure_daemon(settle_data_root(settings, may_ask=may_ask), notice)
     if address.version not in (None, VERSION):
         notice(f"The running daemon is version {address.version}, this is {VERSION}; `quire shutdown` lets it go.")
     return QuireClient(address.base_url, settings.api_key)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from app.cli.connection import find_client
 from app.cli.failure import CommandFailure
 from app.cli.output import notice
+
+if TYPE_CHECKING:
+    from app.settings import Settings
 
 SHUTDOWN_TIMEOUT_S = 15.0
 _POLL_INTERVAL_S = 0.05
@@ -36,6 +39,7 @@ def serve(
 
     `quire run` and `quire pull` start one in the background when needed.
     """
+    from app.cli.first_run import settle_data_root
     from app.server import serve as serve_forever
     from app.settings import load_settings
 
@@ -51,30 +55,38 @@ def serve(
         "quantization": quantization,
         "num_threads": num_threads,
     }
-    serve_forever(load_settings(flags))
+    serve_forever(settle_data_root(load_settings(flags)))
 
 
 def shutdown() -> None:
     """Stop the daemon and its models."""
+    from app.settings import load_settings
+
+    notice("The daemon has stopped." if stop_daemon(load_settings()) else "No daemon is running.")
+
+
+def stop_daemon(settings: Settings) -> bool:
+    """Stop the running daemon and wait until it has let go of everything; False if there is none."""
     import asyncio
 
     from app.daemon import running_daemon
-    from app.settings import load_settings
+    from app.instance import read_record
+    from store.paths import user_paths
 
-    settings = load_settings()
     client = find_client(settings)
     if client is None:
-        notice("No daemon is running.")
-        return
+        return False
 
     async def ask() -> None:
         async with client:
             await client.shutdown()
 
+    record = read_record(user_paths().state_dir)
     asyncio.run(ask())
     deadline_s = time.monotonic() + SHUTDOWN_TIMEOUT_S
-    while running_daemon(settings) is not None:
+    # It answers no more a little before its locks are free, and then removes its record.
+    while running_daemon(settings) is not None or (record and record == read_record(user_paths().state_dir)):
         if time.monotonic() > deadline_s:
-            raise CommandFailure(f"The daemon still answers after {SHUTDOWN_TIMEOUT_S:.0f} s; see its log.")
+            raise CommandFailure(f"The daemon still runs after {SHUTDOWN_TIMEOUT_S:.0f} s; see its log.")
         time.sleep(_POLL_INTERVAL_S)
-    notice("The daemon has stopped.")
+    return True

@@ -54,11 +54,16 @@ def write_json_line(value: Any) -> None:
 
 
 def write_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A table on stdout."""
+    for line in table_lines(header, rows):
+        sys.stdout.write(line + "\n")
+
+
+def table_lines(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """Columns as wide as their longest cell, two spaces apart."""
     widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
-    for row in (header, *rows):
-        line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        sys.stdout.write(line.rstrip() + "\n")
+    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in (header, *rows))
+    return [line.rstrip() for line in lines]
 
 
 def format_bytes(size_bytes: int) -> str:

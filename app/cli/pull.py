@@ -29,7 +29,7 @@ def pull(
     from store.names import parse_model_name
 
     name = parse_model_name(model).text
-    client = open_client(load_settings())
+    client = open_client(load_settings(), may_ask=not json_output)
     try:
         asyncio.run(pull_model(client, name, json_output=json_output))
     except KeyboardInterrupt:

@@ -50,7 +50,7 @@ def run(
     params = {key: value for key, value in params.items() if value is not None}
     opens_chat = not prompt and not json_output and _is_terminal()
     text = "" if opens_chat else _read_prompt(prompt)
-    client = open_client(load_settings())
+    client = open_client(load_settings(), may_ask=not json_output)
     try:
         if opens_chat:
             asyncio.run(_chat(client, name, system, params))

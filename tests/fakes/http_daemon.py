@@ -41,7 +41,7 @@ class HttpDaemon:
     chat_error: tuple[int, dict[str, Any]] | None = None
     requests: list[tuple[str, Any]] = field(default_factory=list)
 
-    def client(self, *_: object) -> QuireClient:
+    def client(self, *_: object, **_options: object) -> QuireClient:
         """A client of this daemon; takes the place of `open_client` and its kin."""
         return QuireClient("http://127.0.0.1:1", transport=httpx.MockTransport(self._handle))
 

@@ -74,7 +74,11 @@ def test_the_readme_names_every_setting() -> None:
 def test_the_readme_names_every_command() -> None:
     readme = (REPOSITORY / "README.md").read_text(encoding="utf-8")
     names = [command.name for command in application.registered_commands]
-    assert names
+    for group in application.registered_groups:
+        assert group.typer_instance is not None
+        names += [f"{group.name} {command.name}" for command in group.typer_instance.registered_commands]
+    assert "run" in names
+    assert "disk move" in names
     assert [name for name in names if f"`quire {name}" not in readme] == []
 
 
