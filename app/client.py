@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 import httpx
 import msgspec
 
+from app.chats_client import ChatsClient, turns_path
 from app.event_stream import iter_json_lines, iter_lines, iter_sse_data
 from app.schema.admin import (
     DeletedModel,
@@ -30,6 +31,7 @@ from app.schema.admin import (
     StoppedModel,
     Version,
 )
+from app.schema.chats import ModelUsageEntry, UsageReport
 from app.settings import is_loopback
 
 CONNECT_TIMEOUT_S = 5.0
@@ -155,6 +157,7 @@ class QuireClient:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.base_url = base_url.rstrip("/")
+        self.chats = ChatsClient(self)
         self._clock = clock
         self._http = httpx.AsyncClient(
             base_url=self.base_url,
@@ -171,13 +174,14 @@ class QuireClient:
         await self._http.aclose()
 
     async def chat(
-        self, messages: Sequence[dict[str, Any]], model: str, **params: Any
+        self, messages: Sequence[dict[str, Any]], model: str, *, chat_id: str | None = None, **params: Any
     ) -> AsyncGenerator[ChatEvent, None]:
         """Stream one answer: any number of `TextDelta`, then one `ChatFinished`.
 
-        `params` go into the request body as they are (temperature, max_tokens, seed, ...).
-        Raises `ClientError` after the deltas that came before the failure.  Closing the
-        generator early closes the connection, which aborts the request in the daemon.
+        With `chat_id` the daemon saves both sides while they come.  `params` go into the request body as
+        they are (temperature, max_tokens, seed, ...).  Raises `ClientError` after the deltas that came before
+        the failure.  Closing the generator early closes the connection, which aborts the request in the
+        daemon.
         """
         body = {
             **params,
@@ -186,12 +190,13 @@ class QuireClient:
             "stream": True,
             "stream_options": {"include_usage": True},
         }
+        path = "/v1/chat/completions" if chat_id is None else turns_path(chat_id)
         start_s = self._clock()
         first_s: float | None = None
         finish_reason: str | None = None
         usage = _Usage()
         async with (
-            self._stream("POST", "/v1/chat/completions", body) as lines,
+            self._stream("POST", path, body) as lines,
             aclosing(_chat_chunks(lines)) as chunks,
         ):
             async for chunk in chunks:
@@ -212,35 +217,35 @@ class QuireClient:
 
     async def health(self) -> bool:
         """Whether the daemon answers and is ready for requests."""
-        return (await self._request("GET", "/health", Health)).status == "ok"
+        return (await self.request("GET", "/health", Health)).status == "ok"
 
     async def version(self) -> str:
         """The version of the daemon."""
-        return (await self._request("GET", "/version", Version)).version
+        return (await self.request("GET", "/version", Version)).version
 
     async def tags(self) -> tuple[InstalledModelEntry, ...]:
         """The installed models."""
-        return (await self._request("GET", "/api/tags", InstalledModels)).models
+        return (await self.request("GET", "/api/tags", InstalledModels)).models
 
     async def ps(self) -> tuple[RunningModelEntry, ...]:
         """The models that are in memory."""
-        return (await self._request("GET", "/api/ps", RunningModels)).models
+        return (await self.request("GET", "/api/ps", RunningModels)).models
 
     async def show(self, model: str) -> ModelCardDetails:
         """The facts of one installed model."""
-        return await self._request("POST", "/api/show", ModelCardDetails, {"model": model})
+        return await self.request("POST", "/api/show", ModelCardDetails, {"model": model})
 
     async def delete(self, model: str) -> int:
         """Remove an installed model; returns the bytes freed."""
-        return (await self._request("DELETE", "/api/delete", DeletedModel, {"model": model})).freed_bytes
+        return (await self.request("DELETE", "/api/delete", DeletedModel, {"model": model})).freed_bytes
 
     async def stop(self, model: str) -> bool:
         """Unload a model from memory; whether it was there."""
-        return (await self._request("POST", "/api/stop", StoppedModel, {"model": model})).stopped
+        return (await self.request("POST", "/api/stop", StoppedModel, {"model": model})).stopped
 
     async def shutdown(self) -> None:
         """Ask the daemon to end; it answers before it does."""
-        await self._request("POST", "/api/shutdown", ShutdownAnswer)
+        await self.request("POST", "/api/shutdown", ShutdownAnswer)
 
     def pull(
         self, model: str, *, limit_bytes_per_s: int | None = None, offline: bool = False
@@ -266,12 +271,24 @@ class QuireClient:
                 yield ProgressLine(event.status, event.file, event.total, event.completed)
         raise ClientError(503, "stream_ended", f"The daemon stopped before {model} was ready; try again.")
 
-    async def _request(self, method: str, path: str, shape: type[T], body: dict[str, Any] | None = None) -> T:
+    async def usage(self) -> tuple[ModelUsageEntry, ...]:
+        """How long the prompts and answers of each model have been."""
+        return (await self.request("GET", "/api/usage", UsageReport)).models
+
+    async def request(self, method: str, path: str, shape: type[T], body: dict[str, Any] | None = None) -> T:
+        """One request of which the answer is JSON of this shape; for the methods above and `ChatsClient`."""
+        return _decode((await self._answer(method, path, body)).content, shape)
+
+    async def request_text(self, path: str) -> str:
+        """One request of which the answer is a text."""
+        return (await self._answer("GET", path, None)).text
+
+    async def _answer(self, method: str, path: str, body: dict[str, Any] | None) -> httpx.Response:
         with self._connection_errors():
             response = await self._http.request(method, path, json=body)
         if response.status_code >= 400:
             raise _error_answer(response.status_code, response.content, f"{method} {path}")
-        return _decode(response.content, shape)
+        return response
 
     @asynccontextmanager
     async def _stream(self, method: str, path: str, body: dict[str, Any]) -> AsyncIterator[AsyncIterator[bytes]]:

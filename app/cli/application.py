@@ -6,7 +6,21 @@ from typing import Annotated
 
 import typer
 
-from app.cli import bundles, creation, daemon, disk, disk_move, installed, pull, removal, resident, run, upkeep
+from app.cli import (
+    bundles,
+    chats,
+    creation,
+    daemon,
+    disk,
+    disk_move,
+    installed,
+    pull,
+    removal,
+    resident,
+    run,
+    upkeep,
+    usage,
+)
 
 application = typer.Typer(
     help="Pull language models, chat with them, serve them to programs.",
@@ -46,6 +60,8 @@ application.command("import")(bundles.import_bundle)
 application.command("verify")(upkeep.verify)
 application.command("ps")(resident.ps)
 application.command("stop")(resident.stop)
+application.command("usage")(usage.usage)
+application.add_typer(chats.chats, name="chats")
 application.command("serve")(daemon.serve)
 application.command("shutdown")(daemon.shutdown)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import sys
+import unicodedata
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -61,9 +62,17 @@ def write_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 def table_lines(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """Columns as wide as their longest cell, two spaces apart."""
-    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
-    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in (header, *rows))
+    widths = [max(map(_num_columns, column)) for column in zip(header, *rows, strict=True)]
+    lines = (
+        "  ".join(cell + " " * (width - _num_columns(cell)) for cell, width in zip(row, widths, strict=True))
+        for row in (header, *rows)
+    )
     return [line.rstrip() for line in lines]
+
+
+def _num_columns(text: str) -> int:
+    """How wide a terminal shows a text: Chinese characters and their like take two columns each."""
+    return sum(2 if unicodedata.east_asian_width(character) in "WF" else 1 for character in text)
 
 
 def format_bytes(size_bytes: int) -> str:
