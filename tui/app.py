@@ -10,20 +10,27 @@ from typing import Any
 
 from textual.app import App
 
+from app.schema.chats import ChatDetails
 from tui.screens.chat import ChatClient, ChatScreen
 
 
 class ChatApp(App[None]):
-    """Shows one chat and ends with it."""
+    """Shows one chat and ends with it; `resumed` is a saved one to go on with."""
 
     CSS_PATH = "style.tcss"
     TITLE = "Quire"
 
     def __init__(
-        self, client: ChatClient, model: str, *, system: str | None = None, params: Mapping[str, Any] | None = None
+        self,
+        client: ChatClient,
+        model: str,
+        *,
+        system: str | None = None,
+        params: Mapping[str, Any] | None = None,
+        resumed: ChatDetails | None = None,
     ) -> None:
         super().__init__()
-        self._chat = ChatScreen(client, model, system=system, params=params)
+        self._chat = ChatScreen(client, model, system=system, params=params, resumed=resumed)
 
     def on_mount(self) -> None:
         self.push_screen(self._chat)

@@ -11,6 +11,7 @@ from enum import StrEnum
 
 class Command(StrEnum):
     CLEAR = "/clear"
+    HISTORY = "/history"
     HELP = "/help"
     BYE = "/bye"
 
@@ -18,10 +19,10 @@ class Command(StrEnum):
 ALIASES = {"/?": Command.HELP, "/exit": Command.BYE, "/quit": Command.BYE}
 
 HELP = """\
-/clear  forget this conversation        Enter        send
-/help   show this help                  Ctrl+J       new line (also Shift+Enter)
-/bye    leave                           Up / Down    earlier prompts
-                                        Esc          stop the answer
+/clear    begin a new conversation      Enter        send
+/history  go on with a saved one        Ctrl+J       new line (also Shift+Enter)
+/help     show this help                Up / Down    earlier prompts
+/bye      leave                         Esc          stop the answer
                                         Ctrl+Q       leave (also Ctrl+C twice)"""
 
 _LOOKS_LIKE_COMMAND = re.compile(r"/[a-z?]\w*")

@@ -5,6 +5,10 @@ Plain values without a terminal; the chat screen owns one of each.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from app.schema.chats import ChatMessageEntry
+
 
 class Conversation:
     """The messages of one chat, alternating user and assistant after an optional system message."""
@@ -18,6 +22,19 @@ class Conversation:
         """The messages as the chat route takes them."""
         system = [{"role": "system", "content": self._system}] if self._system else []
         return [*system, *self._turns]
+
+    def restore(self, messages: Sequence[ChatMessageEntry]) -> str:
+        """Go on with a saved conversation; returns the question that it awaits, which is to be asked again.
+
+        Its system message holds where this one has none of its own.
+        """
+        turns = [{"role": message.role, "content": message.content} for message in messages]
+        if turns and turns[0]["role"] == "system":
+            self._system = self._system or turns[0]["content"]
+            del turns[0]
+        awaited = turns.pop()["content"] if turns and turns[-1]["role"] == "user" else ""
+        self._turns = turns
+        return awaited
 
     def ask(self, prompt: str) -> None:
         """Add the user's turn."""
@@ -34,10 +51,6 @@ class Conversation:
             self._turns.append({"role": "assistant", "content": text})
         else:
             self._turns.pop()
-
-    def clear(self) -> None:
-        """Forget every turn; the system message stays."""
-        self._turns.clear()
 
 
 class PromptHistory:

@@ -15,6 +15,7 @@ from app.cli.connection import open_client
 from app.cli.failure import INTERRUPTED_EXIT_CODE, USAGE_EXIT_CODE, CommandFailure
 from app.cli.output import notice, write_json, write_text
 from app.cli.progress import follow, load_view, pull_view
+from app.cli.resume import Resume, conversation
 
 if TYPE_CHECKING:
     from app.client import ChatFinished, QuireClient
@@ -33,6 +34,8 @@ def run(
     ] = None,
     max_tokens: Annotated[int | None, typer.Option(help="Most tokens of an answer.")] = None,
     seed: Annotated[int | None, typer.Option(help="Makes sampling repeatable.")] = None,
+    continue_last: Annotated[bool, typer.Option("--continue", help="Go on with the model's last saved chat.")] = False,
+    chat: Annotated[str | None, typer.Option(metavar="ID", help="Go on with this saved chat.")] = None,
     verbose: Annotated[bool, typer.Option("--verbose", help="Show token counts and speed afterwards.")] = False,
     json_output: Annotated[bool, typer.Option("--json", help="Print the answer and its numbers as JSON.")] = False,
 ) -> None:
@@ -46,6 +49,7 @@ def run(
     from store.names import parse_model_name
 
     name = parse_model_name(model).text
+    resume = Resume(continue_last, chat)
     params = {"temperature": temperature, "max_tokens": max_tokens, "seed": seed}
     params = {key: value for key, value in params.items() if value is not None}
     opens_chat = not prompt and not json_output and _is_terminal()
@@ -53,12 +57,10 @@ def run(
     client = open_client(load_settings(), may_ask=not json_output)
     try:
         if opens_chat:
-            asyncio.run(_chat(client, name, system, params))
+            asyncio.run(_chat(client, name, system, params, resume))
         else:
-            messages = [{"role": "system", "content": system}] if system else []
-            messages.append({"role": "user", "content": text})
             answer = _Answer(name, is_streamed=not json_output)
-            asyncio.run(answer.ask(client, messages, params))
+            asyncio.run(answer.ask(client, text, system, params, resume))
             answer.report(json_output=json_output, verbose=verbose)
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED_EXIT_CODE) from None
@@ -92,14 +94,19 @@ class _Answer:
         self._parts: list[str] = []
         self._finished: ChatFinished | None = None
 
-    async def ask(self, client: QuireClient, messages: list[dict[str, str]], params: dict[str, Any]) -> None:
+    async def ask(
+        self, client: QuireClient, prompt: str, system: str | None, params: dict[str, Any], resume: Resume
+    ) -> None:
         """Load the model and stream its answer; whatever ends the stream, its text ends with a line end."""
         from app.client import TextDelta
 
         async with client:
+            resumed = await resume.find(client, self._model)
+            messages = conversation(resumed, system, prompt)
+            chat_id = resumed.chat.id if resumed else None
             await _pull_if_missing(client, self._model, lambda: follow(client.load(self._model), load_view()))
             try:
-                async for event in client.chat(messages, self._model, **params):
+                async for event in client.chat(messages, self._model, chat_id=chat_id, **params):
                     if isinstance(event, TextDelta):
                         self._add(event.text)
                     else:
@@ -151,10 +158,11 @@ async def _pull_if_missing(client: QuireClient, model: str, attempt: Callable[[]
         await attempt()
 
 
-async def _chat(client: QuireClient, model: str, system: str | None, params: dict[str, Any]) -> None:
+async def _chat(client: QuireClient, model: str, system: str | None, params: dict[str, Any], resume: Resume) -> None:
     """The chat; it opens at once and loads the model while the first prompt is typed."""
     async with client:
+        resumed = await resume.find(client, model)
         await _pull_if_missing(client, model, lambda: client.show(model))
         from tui.app import ChatApp
 
-        await ChatApp(client, model, system=system, params=params).run_async()
+        await ChatApp(client, model, system=system, params=params, resumed=resumed).run_async()

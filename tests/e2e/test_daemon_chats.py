@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
+from app.client import ChatFinished, ClientError, QuireClient
 from store.chats_db import ChatsDb
 from store.database import open_database
 from tests.fakes.daemon import FakeDaemon, eventually, running_daemon
@@ -279,3 +280,23 @@ async def test_usage_counts_what_was_served_and_what_was_broken_off(http: httpx.
     assert entry["max_model_len"] == 512
     assert entry["needed_model_len"] == 40 + entry["output_max"]
     assert "max_model_len" in entry["advice"]
+
+
+async def test_the_client_asks_the_daemon_as_the_commands_do(daemon: FakeDaemon, model: str) -> None:
+    async with QuireClient(daemon.base_url) as client:
+        chat = await client.chats.create(model)
+        events = [
+            event async for event in client.chat([{"role": "user", "content": "blue/sky?"}], model, chat_id=chat.id)
+        ]
+        assert isinstance(events[-1], ChatFinished)
+        assert [one.content for one in (await client.chats.get(chat.id)).messages] == ["blue/sky?", "blue/sky?"]
+        assert (await client.chats.list(model=model, limit=1))[0].id == chat.id
+        assert [hit.chat.id for hit in await client.chats.search("blue/sky?")] == [chat.id]
+        assert (await client.chats.export(chat.id, "markdown")).startswith("---\n")
+        assert (await client.chats.rename(chat.id, "Sky")).title == "Sky"
+        assert model in {entry.model for entry in await client.usage()}
+        await client.chats.delete(chat.id)
+        for gone in (chat.id, "../tags"):
+            with pytest.raises(ClientError) as caught:
+                await client.chats.get(gone)
+            assert caught.value.status == 404

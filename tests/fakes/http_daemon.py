@@ -32,13 +32,17 @@ class Chunks(httpx.AsyncByteStream):
 
 @dataclass
 class HttpDaemon:
-    """`answer` are the pieces of every chat answer; `pull_error` ends a pull instead of success."""
+    """`answer` are the pieces of every chat answer; `pull_error` ends a pull instead of success.
+
+    `saved` are the answers of GET /api/chats/ID by id, the latest first.
+    """
 
     answer: list[str | BaseException] = field(default_factory=lambda: ["Hello", " there."])
     installed: set[str] = field(default_factory=lambda: {"m"})
     resident: list[dict[str, Any]] = field(default_factory=list)
     pull_error: dict[str, Any] | None = None
     chat_error: tuple[int, dict[str, Any]] | None = None
+    saved: dict[str, dict[str, Any]] = field(default_factory=dict)
     requests: list[tuple[str, Any]] = field(default_factory=list)
 
     def client(self, *_: object, **_options: object) -> QuireClient:
@@ -58,6 +62,13 @@ class HttpDaemon:
                 return httpx.Response(200, json={"stopped": any(r["name"] == body["model"] for r in self.resident)})
             case "/api/pull":
                 return self._pull(body["model"])
+            case "/api/chats":
+                of_model = [
+                    one["chat"] for one in self.saved.values() if one["chat"]["model"] == request.url.params["model"]
+                ]
+                return httpx.Response(200, json={"chats": of_model})
+            case _ if request.method == "GET" and path.startswith("/api/chats/"):
+                return httpx.Response(200, json=self.saved[path.removeprefix("/api/chats/")])
         if body["model"] not in self.installed:
             return httpx.Response(404, json=NOT_FOUND)
         match path:
@@ -67,6 +78,8 @@ class HttpDaemon:
                 self.installed.remove(body["model"])
                 return httpx.Response(200, json={"freed_bytes": 94_000_000})
             case "/v1/chat/completions":
+                return self._chat()
+            case _ if path.startswith("/api/chats/") and path.endswith("/turns"):
                 return self._chat()
         raise AssertionError(f"no such route: {path}")
 

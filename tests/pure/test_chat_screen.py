@@ -7,12 +7,15 @@ from typing import Any
 import pytest
 from textual import events
 from textual.pilot import Pilot
+from textual.widgets import OptionList
 from textual.widgets.markdown import MarkdownBlock, MarkdownFence
 
 from app.client import ChatEvent, ChatFinished, ClientError, TextDelta
 from app.schema.admin import ProgressLine
+from app.schema.chats import ChatDetails, ChatEntry, ChatMessageEntry
 from tui.app import ChatApp
 from tui.screens.chat import ChatScreen
+from tui.screens.history import HistoryScreen
 from tui.widgets.live_markdown import PlainFence
 from tui.widgets.message import AssistantMessage, Notice, UserMessage
 from tui.widgets.prompt_input import PromptInput
@@ -29,6 +32,38 @@ FINISHED = ChatFinished(
 )
 
 
+def saved_chat(chat_id: str, *texts: str, roles: Sequence[str] = ("user", "assistant")) -> ChatDetails:
+    """A chat as the daemon gives it, with these texts in turn."""
+    at = "2026-01-01T00:00:00Z"
+    entry = ChatEntry(id=chat_id, title=f"Title [{chat_id}", model="m", tip="0", created_at=at, updated_at=at)
+    messages = tuple(
+        ChatMessageEntry(hash=str(i), parent=None, role=roles[i % len(roles)], content=text, created_at=at)
+        for i, text in enumerate(texts)
+    )
+    return ChatDetails(entry, messages, ())
+
+
+class FakeChats:
+    """The saved chats of a daemon; `error` is what creating one fails with."""
+
+    def __init__(self) -> None:
+        self.saved: dict[str, ChatDetails] = {}
+        self.num_created = 0
+        self.error: ClientError | None = None
+
+    async def list(self) -> tuple[ChatEntry, ...]:
+        return tuple(details.chat for details in self.saved.values())
+
+    async def get(self, chat_id: str) -> ChatDetails:
+        return self.saved[chat_id]
+
+    async def create(self, model: str) -> ChatEntry:
+        if self.error:
+            raise self.error
+        self.num_created += 1
+        return saved_chat(f"new{self.num_created}").chat
+
+
 class FakeClient:
     """Answers each chat with the next script: text, an error to raise, or an event to wait for."""
 
@@ -43,12 +78,15 @@ class FakeClient:
         self.load_gates = load_gates
         self.requests: list[list[dict[str, Any]]] = []
         self.params: list[dict[str, Any]] = []
+        self.chat_ids: list[str | None] = []
         self.num_closed = 0
+        self.chats = FakeChats()
 
     async def chat(
-        self, messages: Sequence[dict[str, Any]], model: str, **params: Any
+        self, messages: Sequence[dict[str, Any]], model: str, *, chat_id: str | None = None, **params: Any
     ) -> AsyncGenerator[ChatEvent, None]:
         self.requests.append([dict(message) for message in messages])
+        self.chat_ids.append(chat_id)
         self.params.append(params)
         try:
             for step in self.scripts.pop(0):
@@ -378,3 +416,88 @@ async def test_the_prompt_is_never_read_as_markup() -> None:
     async with ChatApp(client, "weird[model]").run_test() as pilot:
         await ask_and_wait(pilot, "[red]x[/] [", client)
         assert texts(pilot, UserMessage) == ["[red]x[/] ["]
+
+
+async def test_a_conversation_is_one_saved_chat_and_clear_begins_another() -> None:
+    client = FakeClient(["One."], ["Two."], ["Three."])
+    async with ChatApp(client, "m").run_test() as pilot:
+        await ask_and_wait(pilot, "1?", client)
+        await ask_and_wait(pilot, "2?", client)
+        await ask(pilot, "/clear")
+        await wait_until(pilot, lambda: not pilot.app.screen.query(AssistantMessage))
+        await ask_and_wait(pilot, "3?", client)
+    assert client.chat_ids == ["new1", "new1", "new2"]
+
+
+async def test_a_resumed_chat_shows_what_was_said_and_goes_on() -> None:
+    client = FakeClient(["Three."])
+    resumed = saved_chat("old", "Be brief.", "1?", "One.", "2?", roles=("system", "user", "assistant", "user"))
+    async with ChatApp(client, "m", resumed=resumed).run_test() as pilot:
+        prompt_input = pilot.app.screen.query_one(PromptInput)
+        await wait_until(pilot, lambda: prompt_input.text == "2?")
+        assert texts(pilot, UserMessage) == ["1?"]
+        assert texts(pilot, AssistantMessage) == ["One."]
+        assert "Title [old" in pilot.app.screen.query_one(StatusLine).message
+        await pilot.press("enter")
+        await wait_until(pilot, lambda: client.num_closed == 1 and not screen_of(pilot).is_answering)
+    assert client.chat_ids == ["old"]
+    assert [message["content"] for message in client.requests[0]] == ["Be brief.", "1?", "One.", "2?"]
+    assert client.requests[0][0]["role"] == "system"
+
+
+async def test_a_system_message_of_the_command_line_goes_before_the_saved_one() -> None:
+    client = FakeClient(["Yes."])
+    app = ChatApp(client, "m", system="Now in French.", resumed=saved_chat("old", "1?", "One."))
+    async with app.run_test() as pilot:
+        await wait_until(pilot, lambda: texts(pilot, AssistantMessage) == ["One."])
+        await ask_and_wait(pilot, "2?", client)
+    assert [message["content"] for message in client.requests[0]] == ["Now in French.", "1?", "One.", "2?"]
+
+
+async def test_history_opens_a_saved_chat_and_escape_leaves_it_closed() -> None:
+    client = FakeClient(["One."], ["Two."])
+    client.chats.saved = {key: saved_chat(key, f"{key}?", f"{key}!") for key in ("first", "second")}
+    async with ChatApp(client, "m").run_test() as pilot:
+        await ask_and_wait(pilot, "1?", client)
+        for keys, shown in ((["escape"], ["1?"]), (["down", "enter"], ["second?"])):
+            await ask(pilot, "/history")
+            await wait_until(pilot, lambda: isinstance(pilot.app.screen, HistoryScreen))
+            options = pilot.app.screen.query_one(OptionList)
+            assert "Title [first" in str(options.get_option_at_index(0).prompt)
+            await pilot.press(*keys)
+            await wait_until(pilot, lambda: isinstance(pilot.app.screen, ChatScreen))
+            await wait_until(pilot, lambda shown=shown: texts(pilot, UserMessage) == shown)  # type: ignore[misc]
+        assert texts(pilot, AssistantMessage) == ["second!"]
+        await ask_and_wait(pilot, "2?", client)
+    assert client.chat_ids == ["new1", "second"]
+    assert [message["content"] for message in client.requests[1]] == ["second?", "second!", "2?"]
+
+
+async def test_history_without_chats_says_so() -> None:
+    async with ChatApp(FakeClient(), "m").run_test() as pilot:
+        await ask(pilot, "/history")
+        await wait_until(pilot, lambda: "no saved chats" in pilot.app.screen.query_one(StatusLine).message)
+
+
+@pytest.mark.parametrize(("code", "num_notices"), [("chats_off", 0), ("database_unusable", 1)])
+async def test_talking_goes_on_when_saving_does_not(code: str, num_notices: int) -> None:
+    client = FakeClient(["One."], ["Two."])
+    client.chats.error = ClientError(500, code, "The database cannot be used (disk full); free some space.")
+    async with ChatApp(client, "m").run_test() as pilot:
+        await ask_and_wait(pilot, "1?", client)
+        await ask_and_wait(pilot, "2?", client)
+        assert len(texts(pilot, Notice)) == num_notices
+    assert client.chat_ids == [None, None]
+
+
+async def test_a_chat_that_was_deleted_meanwhile_becomes_a_new_one() -> None:
+    client = FakeClient(["One."], [ClientError(404, "chat_not_found", "Gone.")], ["Two."], ["Three."])
+    async with ChatApp(client, "m").run_test() as pilot:
+        await ask_and_wait(pilot, "1?", client)
+        await ask(pilot, "2?")
+        await wait_until(pilot, lambda: texts(pilot, AssistantMessage) == ["One.", "Two."])
+        await wait_until(pilot, lambda: not screen_of(pilot).is_answering)
+        assert len(texts(pilot, Notice)) == 1
+        await ask_and_wait(pilot, "3?", client)
+    assert client.chat_ids == ["new1", "new1", None, "new2"]
+    assert [message["content"] for message in client.requests[-1]] == ["1?", "One.", "2?", "Two.", "3?"]

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from app.cli import main
+from app.cli.resume import Resume
 from tests.fakes.http_daemon import HttpDaemon
 
 
@@ -36,6 +37,16 @@ def quire(*arguments: str) -> int:
         main(arguments)
     assert isinstance(caught.value.code, int)
     return caught.value.code
+
+
+def saved_chat(chat_id: str, model: str, *said: tuple[str, str]) -> dict[str, Any]:
+    at = "2026-01-01T00:00:00Z"
+    chat = {"id": chat_id, "title": "t", "model": model, "tip": "h", "created_at": at, "updated_at": at}
+    messages = [
+        {"hash": str(i), "parent": None, "role": role, "content": text, "created_at": at}
+        for i, (role, text) in enumerate(said)
+    ]
+    return {"chat": chat, "messages": messages, "turns": []}
 
 
 def chat_request(daemon: HttpDaemon) -> dict[str, Any]:
@@ -186,4 +197,27 @@ def test_without_words_a_terminal_gets_the_chat(daemon: HttpDaemon, monkeypatch:
     monkeypatch.setattr(sys, "stdin", FakeStdin(is_terminal=True))
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     assert quire("run", "m", "--seed", "1") == 0
-    assert opened == [("m", None, {"seed": 1})]
+    assert opened == [("m", None, {"seed": 1}, Resume())]
+
+
+@pytest.mark.parametrize("options", [("--continue",), ("--chat", "abc")])
+def test_a_saved_chat_goes_on_and_is_saved_further(
+    daemon: HttpDaemon, options: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    daemon.saved = {
+        "other": saved_chat("other", "another", ("user", "no")),
+        "abc": saved_chat("abc", "m", ("system", "S"), ("user", "1?"), ("assistant", "1."), ("user", "cut")),
+    }
+    assert quire("run", "m", "2?", *options) == 0
+    assert capsys.readouterr().out == "Hello there.\n"
+    (body,) = (body for path, body in daemon.requests if path == "/api/chats/abc/turns")
+    assert [message["content"] for message in body["messages"]] == ["S", "1?", "1.", "2?"]
+    assert quire("run", "m", "2?", *options, "--system", "T") == 0
+    assert [message["content"] for message in daemon.requests[-1][1]["messages"]] == ["T", "1?", "1.", "2?"]
+
+
+def test_there_must_be_a_chat_to_go_on_with(daemon: HttpDaemon, capsys: pytest.CaptureFixture[str]) -> None:
+    assert quire("run", "m", "2?", "--continue") == 1
+    assert capsys.readouterr().err == ("There is no saved chat with m yet; `quire chats` lists those with others.\n")
+    assert quire("run", "m", "2?", "--continue", "--chat", "abc") == 2
+    assert "not both" in capsys.readouterr().err

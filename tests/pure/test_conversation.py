@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from app.schema.chats import ChatMessageEntry
 from tui.commands import Command, UnknownCommand, parse_command
 from tui.conversation import Conversation, PromptHistory
 
@@ -14,8 +15,27 @@ def test_a_question_without_an_answer_is_taken_back() -> None:
     conversation.answer("")
     conversation.ask("three")
     assert [message["content"] for message in conversation.messages] == ["Be brief.", "one", "1", "three"]
-    conversation.clear()
-    assert conversation.messages == [{"role": "system", "content": "Be brief."}]
+
+
+@pytest.mark.parametrize(
+    ("own_system", "said", "messages", "awaited"),
+    [
+        (None, "", "", ""),
+        (None, "sua", "sua", ""),
+        (None, "suau", "sua", "3"),
+        ("own", "sua", "oua", ""),
+        ("own", "u", "o", "0"),
+    ],
+)
+def test_a_saved_conversation_is_restored(own_system: str | None, said: str, messages: str, awaited: str) -> None:
+    roles = {"s": "system", "u": "user", "a": "assistant"}
+    saved = [
+        ChatMessageEntry(hash=str(i), parent=None, role=roles[role], content=str(i), created_at="")
+        for i, role in enumerate(said)
+    ]
+    conversation = Conversation(own_system)
+    assert conversation.restore(saved) == awaited
+    assert "".join("o" if one["content"] == "own" else one["role"][0] for one in conversation.messages) == messages
 
 
 def test_history_walks_back_and_returns_to_the_draft() -> None:

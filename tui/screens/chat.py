@@ -1,7 +1,7 @@
 """`ChatScreen`: one conversation with one model.
 
-Owns the conversation, sends prompts through a `ChatClient` and shows what comes back.  Knows
-no HTTP and no store; `tui.app` pushes it.
+Owns the conversation, sends prompts through a `ChatClient`, which also saves them, and shows what comes
+back.  Knows no HTTP and no store; `tui.app` pushes it.
 """
 
 from __future__ import annotations
@@ -19,8 +19,11 @@ from textual.screen import Screen
 
 from app.client import ChatEvent, ChatFinished, ClientError, TextDelta
 from app.schema.admin import ProgressLine
+from app.schema.chats import ChatDetails
 from tui.commands import HELP, Command, UnknownCommand, parse_command
 from tui.conversation import Conversation
+from tui.saving import ChatRecords, SavedChat
+from tui.screens.history import HistoryScreen
 from tui.widgets.message import AssistantMessage, Notice, UserMessage
 from tui.widgets.prompt_input import PromptInput
 from tui.widgets.status import HeaderLine, State, StatusLine, format_progress
@@ -34,8 +37,11 @@ ANSWERING_KEYS = "Esc stop"
 class ChatClient(Protocol):
     """The part of `app.client.QuireClient` that a chat needs."""
 
+    @property
+    def chats(self) -> ChatRecords: ...
+
     def chat(
-        self, messages: Sequence[dict[str, Any]], model: str, **params: Any
+        self, messages: Sequence[dict[str, Any]], model: str, *, chat_id: str | None = None, **params: Any
     ) -> AsyncGenerator[ChatEvent, None]: ...
 
     def load(self, model: str) -> AsyncGenerator[ProgressLine, None]: ...
@@ -52,13 +58,22 @@ class ChatScreen(Screen[None]):
     ]
 
     def __init__(
-        self, client: ChatClient, model: str, *, system: str | None = None, params: Mapping[str, Any] | None = None
+        self,
+        client: ChatClient,
+        model: str,
+        *,
+        system: str | None = None,
+        params: Mapping[str, Any] | None = None,
+        resumed: ChatDetails | None = None,
     ) -> None:
         super().__init__()
         self._client = client
         self._model = model
         self._params = dict(params or {})
+        self._system = system
+        self._resumed = resumed
         self._conversation = Conversation(system)
+        self._saved = SavedChat(client.chats, model)
         self._is_answering = False
         self._interrupted_at_s = float("-inf")
 
@@ -68,10 +83,12 @@ class ChatScreen(Screen[None]):
         yield StatusLine()
         yield PromptInput(placeholder=f"Ask {self._model} something")
 
-    def on_mount(self) -> None:
+    async def on_mount(self) -> None:
         self.query_one(PromptInput).focus()
         self.query_one(StatusLine).show_keys(IDLE_KEYS)
         self._load_model()
+        if self._resumed is not None:
+            await self._show_chat(self._resumed, self._system)
 
     @property
     def is_answering(self) -> bool:
@@ -102,7 +119,7 @@ class ChatScreen(Screen[None]):
         except UnknownCommand as error:
             self._status.show_message(str(error))
             return
-        if self._is_answering and command in (None, Command.CLEAR):
+        if self._is_answering and command in (None, Command.CLEAR, Command.HISTORY):
             self._status.show_message("Still answering; your text stays here. Esc stops the answer.")
         elif command is not None:
             prompt_input.accept(event.text)
@@ -118,9 +135,46 @@ class ChatScreen(Screen[None]):
             case Command.HELP:
                 await self._transcript.add(Notice(HELP))
             case Command.CLEAR:
-                self._conversation.clear()
+                self._conversation = Conversation(self._system)
+                self._saved.begin_anew()
                 await self._transcript.clear()
                 self._status.show_message("")
+            case Command.HISTORY:
+                self._choose_chat()
+
+    @work(group="history", exclusive=True)
+    async def _choose_chat(self) -> None:
+        """Let the user pick one of the saved chats, and show it in place of this one."""
+        try:
+            chats = await self._client.chats.list()
+            if not chats:
+                self._status.show_message("There are no saved chats yet.")
+                return
+            chat_id = await self.app.push_screen_wait(HistoryScreen(chats))
+            if chat_id is not None:
+                await self._show_chat(await self._client.chats.get(chat_id), None)
+        except ClientError as error:
+            await self._transcript.add(Notice(error.message, "error"))
+
+    async def _show_chat(self, details: ChatDetails, system: str | None) -> None:
+        """Go on with a saved chat; a question that was never answered waits in the input.
+
+        `system` takes the place of the chat's own system message.
+        """
+        self._conversation = Conversation(system)
+        awaited = self._conversation.restore(details.messages)
+        self._saved.resume(details.chat.id)
+        await self._transcript.clear()
+        for message in self._conversation.messages:
+            match message["role"]:
+                case "user":
+                    await self._transcript.add(UserMessage(message["content"]))
+                case "assistant":
+                    await self._transcript.add(AssistantMessage(message["content"]))
+        self._transcript.anchor()
+        if awaited:
+            self.query_one(PromptInput).text = awaited
+        self._status.show_message(f"Going on with: {details.chat.title}")
 
     @work(group="answer")
     async def _answer(self, prompt: str) -> None:
@@ -149,9 +203,22 @@ class ChatScreen(Screen[None]):
                 await self._transcript.settle_old_answers()
 
     async def _stream_into(self, message: AssistantMessage) -> None:
+        """Show the answer while the daemon saves it; one that cannot be saved is shown all the same."""
         self._show_state(State.WAITING)
         self._status.show_message("")
-        async with aclosing(self._client.chat(self._conversation.messages, self._model, **self._params)) as events:
+        try:
+            await self._stream_turn(message, await self._saved.id())
+        except ClientError as error:
+            explanation = None if message.text else self._saved.explain(error)
+            if explanation is None:
+                raise
+            if explanation:
+                await self._transcript.add(Notice(explanation, "error"))
+            await self._stream_turn(message, None)
+
+    async def _stream_turn(self, message: AssistantMessage, chat_id: str | None) -> None:
+        answer = self._client.chat(self._conversation.messages, self._model, chat_id=chat_id, **self._params)
+        async with aclosing(answer) as events:
             async for event in events:
                 match event:
                     case TextDelta(text):

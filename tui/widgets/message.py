@@ -33,13 +33,16 @@ class Notice(Static):
 
 
 class AssistantMessage(Widget):
-    """An answer: live Markdown while it runs and for a while after, one static block in the end."""
+    """An answer: live Markdown while it runs and for a while after, one static block in the end.
 
-    def __init__(self) -> None:
+    With a text, it is an answer of old and begins as that block.
+    """
+
+    def __init__(self, text: str = "") -> None:
         super().__init__()
         self._live = LiveMarkdown()
-        self._parts: list[str] = []
-        self.is_settled = False
+        self._parts = [text] if text else []
+        self.is_settled = bool(text)
 
     @property
     def text(self) -> str:
@@ -47,7 +50,7 @@ class AssistantMessage(Widget):
         return "".join(self._parts)
 
     def compose(self) -> ComposeResult:
-        yield self._live
+        yield Static(RichMarkdown(self.text)) if self.is_settled else self._live
 
     def feed(self, text: str) -> None:
         """Add text to a running answer."""
