@@ -101,6 +101,7 @@ def _write(output: BinaryIO, manifest: Manifest, blobs: dict[Path, ManifestFile]
         _write_member_start(output, BLOB_FOLDER + file.blob, file.size_bytes, manifest.modified_at)
 
         def report(done_bytes: int, file: ManifestFile = file) -> None:
+            reporter.raise_if_cancelled()
             reporter.count("writing", file.path, done_bytes, file.size_bytes)
 
         with path.open("rb") as source:

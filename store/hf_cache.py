@@ -3,6 +3,7 @@
     <hub>/models--org--name/blobs/<digest>                     the bytes
     <hub>/models--org--name/snapshots/<commit>/<file>          a relative symbolic link to a blob
     <hub>/models--org--name/refs/<revision>                    the commit a branch or tag stood for
+    <hub>/models--org--name/quire/placed                       files of snapshots that Quire put there
 
 On a file system without symbolic links the blob is moved into the snapshot instead, as
 huggingface_hub does.  Knows nothing of where bytes come from; called by `pull` and `models`.
@@ -108,6 +109,24 @@ class RepoCache:
         # Other tools write into the same folder, under names with a suffix.
         return {path: path.lstat().st_size for path in blobs if path not in linked and not path.suffix}
 
+    def placed(self) -> set[tuple[CommitId, RepoFile]]:
+        """Files of snapshots that Quire put there, for a model or for one that never was complete."""
+        try:
+            lines = self._placed.read_text(encoding="utf-8").split("\n")
+        except (OSError, UnicodeDecodeError):
+            return set()
+        recorded = set()
+        for line in lines:
+            commit, _, file = line.partition("/")
+            # A kill may have cut the last line short.
+            with suppress(InvalidName):
+                recorded.add((CommitId(commit), RepoFile(file)))
+        return recorded & set(self.snapshot_files())
+
+    @property
+    def _placed(self) -> Path:
+        return self.directory / "quire" / "placed"
+
     def snapshot_files(self) -> list[tuple[CommitId, RepoFile]]:
         """Every file of every snapshot, whoever put it there; oddly named ones are not ours and left out."""
         found = []
@@ -131,6 +150,10 @@ class RepoCache:
 
     def _link(self, link: Path, blob: Path) -> None:
         link.parent.mkdir(parents=True, exist_ok=True)
+        if not (link.exists() or link.is_symlink()):
+            self._placed.parent.mkdir(exist_ok=True)
+            with self._placed.open("a", encoding="utf-8") as record:
+                record.write(link.relative_to(self.snapshots).as_posix() + "\n")
         temporary = link.with_name(link.name + ".new")
         temporary.unlink(missing_ok=True)
         try:

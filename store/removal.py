@@ -6,6 +6,7 @@ what is in memory: `app` asks the daemon first.  Called by the daemon's delete r
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,8 +37,7 @@ def plan_removal(store: ModelStore, name: str) -> Removal:
     parsed = _pulled_name(name)
     found = next(store.matching(parsed), None)
     if found is None:
-        _, partials = _unfinished(store, parsed)
-        return Removal(parsed.text, sum(path.lstat().st_size for path in partials), is_unfinished=True)
+        return Removal(parsed.text, _unfinished(store, parsed).size_bytes, is_unfinished=True)
     return _plan(store, *found)
 
 
@@ -49,7 +49,7 @@ def remove(store: ModelStore, name: str) -> Removal:
     parsed = _pulled_name(name)
     found = next(store.matching(parsed), None)
     if found is None:
-        return _remove_partials(store, parsed)
+        return _remove_unfinished(store, parsed)
     path, manifest = found
     if manifest.path is not None:
         path.unlink(missing_ok=True)
@@ -96,30 +96,58 @@ def _own_files(store: ModelStore, path: Path | None, manifest: Manifest) -> tupl
     return [RepoFile(file.path) for file in manifest.files if file.path not in kept], tuple(used_by)
 
 
-def _remove_partials(store: ModelStore, parsed: ModelName) -> Removal:
-    repo, _ = _unfinished(store, parsed)
+@dataclass(frozen=True, slots=True)
+class _Unfinished:
+    """What downloads of a repository that never ended have left: partial files, and complete ones of no model."""
+
+    repo: RepoId
+    partials: list[Path]
+    strays: dict[CommitId, list[RepoFile]]
+    size_bytes: int
+
+
+def _remove_unfinished(store: ModelStore, parsed: ModelName) -> Removal:
+    repo = _unfinished(store, parsed).repo
     with repo_lock_now(store.root, repo):
-        freed_bytes = 0
-        for path in _unfinished(store, parsed)[1]:
-            freed_bytes += path.lstat().st_size
+        unfinished = _unfinished(store, parsed)
+        for path in unfinished.partials:
             path.unlink(missing_ok=True)
-        (store.root.downloads / repo.folder).rmdir()
-    return Removal(parsed.text, freed_bytes, is_unfinished=True)
+        with suppress(OSError):
+            (store.root.downloads / repo.folder).rmdir()
+        for commit, files in unfinished.strays.items():
+            RepoCache(store.root.hub, repo).remove_files(commit, files)
+    return Removal(parsed.text, unfinished.size_bytes, is_unfinished=True)
 
 
-def _unfinished(store: ModelStore, parsed: ModelName) -> tuple[RepoId, list[Path]]:
-    """The files of an unfinished download of this model's repository.
-
-    Raises ModelNotFound if there are none, ModelNotOwned for a model of a registered folder.
-    """
+def _unfinished(store: ModelStore, parsed: ModelName) -> _Unfinished:
+    """Raises ModelNotFound if nothing is left of a download, ModelNotOwned for a model of a registered folder."""
     hub = hub_name(parsed)
     if external := find_external(store.root, parsed, hub):
         raise ModelNotOwned(
             f"{external.name} is in {external.folder}, which Quire only reads; delete it there yourself, or "
             f"take the folder off the list with `quire disk remove {external.folder}`."
         )
-    folder = store.root.downloads / hub.repo.folder if hub.repo else None
-    partials = [path for path in folder.iterdir() if path.is_file()] if folder and folder.is_dir() else []
-    if hub.repo is None or not partials:
-        raise ModelNotFound(f"{parsed.text} is not installed; `quire list` shows what is.")
-    return hub.repo, partials
+    if hub.repo is not None:
+        folder = store.root.downloads / hub.repo.folder
+        partials = [path for path in folder.iterdir() if path.is_file()] if folder.is_dir() else []
+        strays = stray_files(store, hub.repo)
+        if partials or strays:
+            cache = RepoCache(store.root.hub, hub.repo)
+            size_bytes = sum(path.lstat().st_size for path in partials)
+            size_bytes += sum(sum(cache.needed_only_by(commit, files).values()) for commit, files in strays.items())
+            return _Unfinished(hub.repo, partials, strays, size_bytes)
+    raise ModelNotFound(f"{parsed.text} is not installed; `quire list` shows what is.")
+
+
+def stray_files(store: ModelStore, repo: RepoId) -> dict[CommitId, list[RepoFile]]:
+    """Files that Quire put into a repository's snapshots and that no model names: downloads that never ended."""
+    named = {
+        (manifest.commit, file.path)
+        for _, manifest in store.manifests()
+        if manifest.repo == repo
+        for file in manifest.files
+    }
+    strays: dict[CommitId, list[RepoFile]] = {}
+    for commit, file in sorted(RepoCache(store.root.hub, repo).placed() - named):
+        strays.setdefault(commit, []).append(file)
+    return strays

@@ -18,6 +18,7 @@ from app.cli import (
     removal,
     resident,
     run,
+    update,
     upkeep,
     usage,
 )
@@ -55,6 +56,8 @@ application.command("show")(installed.show)
 application.command("rm")(removal.remove)
 application.command("cp")(creation.copy)
 application.command("create")(creation.create)
+application.command("outdated")(update.outdated)
+application.command("update")(update.update)
 application.command("export")(bundles.export)
 application.command("import")(bundles.import_bundle)
 application.command("verify")(upkeep.verify)

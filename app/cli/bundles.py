@@ -13,7 +13,7 @@ from app.cli.failure import CommandFailure
 from app.cli.local_store import open_store
 from app.cli.output import format_bytes, notice, write_json
 from app.cli.resident import JsonOption
-from app.cli.upkeep import shown_progress
+from app.cli.store_work import shown_progress
 
 ForceOption = Annotated[bool, typer.Option("--force", help="Replace what is there.")]
 

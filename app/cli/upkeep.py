@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from app.cli.failure import INTERRUPTED_EXIT_CODE
 from app.cli.local_store import open_store
 from app.cli.output import format_bytes, notice, write_json, write_table
-from app.cli.progress import pull_view
 from app.cli.resident import JsonOption
+from app.cli.store_work import shown_progress
 
 if TYPE_CHECKING:
-    from store.progress import Reporter
     from store.verify import Verdict
 
 
@@ -28,7 +24,7 @@ def verify(
     A broken file is set aside, and `quire pull` of its model fetches that file again.
     """
     from app.settings import load_settings
-    from store.errors import StoreError
+    from store.errors import Cancelled, StoreError
     from store.verify import Verifier, models_to_verify
 
     store = open_store(load_settings())
@@ -39,6 +35,8 @@ def verify(
         for manifest in models_to_verify(store, models or []):
             try:
                 verdicts.append(verifier.verify(manifest))
+            except Cancelled:
+                raise
             except StoreError as error:
                 errors.append({"name": manifest.name, "error": error.message})
     if json_output:
@@ -72,25 +70,3 @@ def _state(verdict: Verdict) -> str:
     if verdict.broken:
         return f"{len(verdict.broken)} broken"
     return f"sound, {len(verdict.unchecked)} without a digest" if verdict.unchecked else "sound"
-
-
-@contextmanager
-def shown_progress(*, json_output: bool) -> Iterator[Reporter]:
-    """A reporter of work in this process, shown on stderr; nothing is shown beside JSON."""
-    from app.translate.admin import pull_line
-    from store.progress import PullProgress, Reporter
-
-    if json_output:
-        yield Reporter(lambda progress: None, lambda: False)
-        return
-    view = pull_view(json_output=False)
-
-    def show(progress: PullProgress) -> None:
-        view.show(pull_line(progress))
-
-    try:
-        yield Reporter(show, lambda: False)
-    except KeyboardInterrupt:
-        raise typer.Exit(INTERRUPTED_EXIT_CODE) from None
-    finally:
-        view.close()
