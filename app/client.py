@@ -248,10 +248,10 @@ class QuireClient:
         await self.request("POST", "/api/shutdown", ShutdownAnswer)
 
     def pull(
-        self, model: str, *, limit_bytes_per_s: int | None = None, offline: bool = False
+        self, model: str, *, limit_bytes_per_s: int | None = None, offline: bool = False, force: bool = False
     ) -> AsyncGenerator[ProgressLine, None]:
         """Download a model, yielding progress; closing the generator early pauses the download."""
-        options = {"limit_bytes_per_s": limit_bytes_per_s, "offline": offline}
+        options = {"limit_bytes_per_s": limit_bytes_per_s, "offline": offline, "force": force}
         return self._progress("/api/pull", model, {name: value for name, value in options.items() if value})
 
     def load(self, model: str) -> AsyncGenerator[ProgressLine, None]:

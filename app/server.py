@@ -26,7 +26,7 @@ from litestar.di import Provide
 from litestar.middleware import DefineMiddleware
 from litestar.openapi import OpenAPIConfig
 
-from app.api.admin import PullModel, admin_router
+from app.api.admin import admin_router
 from app.api.chats import chats_router
 from app.api.error_responses import EXCEPTION_HANDLERS
 from app.api.health import daemon_routes
@@ -40,6 +40,7 @@ from app.hub import hub_settings
 from app.instance import single_instance, write_record
 from app.log_format import configure_logging
 from app.metrics import Metrics
+from app.residency.acceptance import accept, host_of
 from app.residency.config_facts import config_facts
 from app.residency.devices import measure
 from app.residency.memory import DeviceMemory
@@ -56,8 +57,8 @@ from store.errors import DatabaseUnusable
 from store.facts import ModelFacts, read_model_facts
 from store.models import InstalledModel, ModelStore
 from store.paths import DataRoot, user_paths
-from store.progress import CancelCheck, ProgressCallback
-from store.pull import pull
+from store.progress import CancelCheck, ProgressCallback, PullProgress
+from store.pull import AcceptModel, pull
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +70,7 @@ class Parts:
     """What the daemon takes from elsewhere; tests put fakes in place of single parts."""
 
     data_root: DataRoot
-    pull: PullModel
+    pull: Callable[[PullRequest, ProgressCallback, CancelCheck, AcceptModel | None], InstalledModel]
     runtime_dir: Path
     database: Path
     worker_command: tuple[str, ...] = WORKER_COMMAND
@@ -81,10 +82,12 @@ def real_parts(settings: Settings) -> Parts:
     """Raises `DataRootUnusable`."""
     data_root = DataRoot.open(settings.data_root)
 
-    def pull_model(request: PullRequest, on_progress: ProgressCallback, is_cancelled: CancelCheck) -> InstalledModel:
+    def pull_model(
+        request: PullRequest, on_progress: ProgressCallback, is_cancelled: CancelCheck, accept: AcceptModel | None
+    ) -> InstalledModel:
         hub = hub_settings(settings, is_offline=request.offline)
         limit = request.limit_bytes_per_s
-        return pull(request.model, data_root, hub, on_progress, is_cancelled, limit_bytes_per_s=limit)
+        return pull(request.model, data_root, hub, on_progress, is_cancelled, limit_bytes_per_s=limit, accept=accept)
 
     return Parts(
         data_root=data_root,
@@ -121,7 +124,13 @@ def build_daemon(settings: Settings, parts: Parts | None, *, request_shutdown: C
     def pull_until_draining(
         request: PullRequest, on_progress: ProgressCallback, is_cancelled: CancelCheck
     ) -> InstalledModel:
-        return parts.pull(request, on_progress, lambda: is_cancelled() or is_draining.is_set())
+        def accept_model(facts: ModelFacts) -> None:
+            host = host_of(settings, parts.measure_memory(settings.device))
+            if shortcoming := accept(facts, host):
+                on_progress(PullProgress(shortcoming))
+
+        asked = None if request.force else accept_model
+        return parts.pull(request, on_progress, lambda: is_cancelled() or is_draining.is_set(), asked)
 
     async def drain() -> None:
         is_draining.set()

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from app.residency.memory import DeviceMemory, least_needed_bytes
+from app.residency.memory import MINIMUM_WORKING_BYTES, DeviceMemory, least_weight_bytes
+from app.settings import Settings
 from engine.api.architectures import (
     unsupported_activation,
     unsupported_architecture,
@@ -37,16 +38,24 @@ class Host:
         return int(self.memory.total_bytes * self.utilization)
 
 
+def host_of(settings: Settings, memory: DeviceMemory) -> Host:
+    """The device as the daemon's settings let it be used."""
+    return Host(memory, settings.gpu_memory_utilization, settings.quantization, settings.max_model_len)
+
+
 @dataclass(frozen=True, slots=True)
 class MemoryNeed:
-    """Bytes; `cache_bytes` is for one conversation that fills the context, 0 where that is not known."""
+    """Bytes; `cache_bytes` is for one conversation that fills the context, 0 where that is not known.
+
+    The total has the least that any step works in besides.
+    """
 
     weight_bytes: int
     cache_bytes: int
 
     @property
     def total_bytes(self) -> int:
-        return self.weight_bytes + self.cache_bytes
+        return self.weight_bytes + MINIMUM_WORKING_BYTES + self.cache_bytes
 
 
 def accept(facts: ModelFacts, host: Host) -> str | None:
@@ -61,8 +70,8 @@ def accept(facts: ModelFacts, host: Host) -> str | None:
     has = f"{host.memory.device} has {format_bytes(host.memory.total_bytes)}"
     if need.weight_bytes > host.memory.total_bytes:
         raise TooLargeForDevice(
-            f"The weights alone take {format_bytes(need.weight_bytes)} and {has}; choose a smaller model, or add "
-            "--force to download it all the same."
+            f"The weights alone take {format_bytes(need.weight_bytes)} and {has}; choose a smaller model, or "
+            "download it all the same with `quire pull --force`."
         )
     if need.weight_bytes > host.usable_bytes:
         return (
@@ -94,17 +103,18 @@ def memory_need(facts: ModelFacts, host: Host) -> MemoryNeed:
     """What the weights take on the device at least, and a conversation of full length beside them."""
     context = _context(facts, host)
     return MemoryNeed(
-        weight_bytes=least_needed_bytes(facts, host.memory.device, host.quantization),
+        weight_bytes=least_weight_bytes(facts, host.memory.device, host.quantization),
         cache_bytes=(facts.kv_bytes_per_token or 0) * context,
     )
 
 
 def shortened_context(facts: ModelFacts, host: Host) -> int:
     """Tokens of context for which there is memory beside the weights, up to the model's own."""
-    free_bytes = host.usable_bytes - memory_need(facts, host).weight_bytes
+    need, context = memory_need(facts, host), _context(facts, host)
     if not facts.kv_bytes_per_token:
-        return _context(facts, host)
-    return max(0, min(_context(facts, host), free_bytes // facts.kv_bytes_per_token))
+        return context
+    left_bytes = host.usable_bytes - (need.total_bytes - need.cache_bytes)
+    return max(0, min(context, left_bytes // facts.kv_bytes_per_token))
 
 
 def _context(facts: ModelFacts, host: Host) -> int:

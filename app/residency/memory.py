@@ -42,17 +42,20 @@ def worker_budget_bytes(memory: DeviceMemory, utilization: float, declared: Iter
 
 
 def least_needed_bytes(facts: ModelFacts, device: str, quantization: Quantization) -> int:
-    """A lower bound of what the model takes; the worker itself knows the true figure after loading.
+    """A lower bound of what the model takes; the worker itself knows the true figure after loading."""
+    return least_weight_bytes(facts, device, quantization) + MINIMUM_WORKING_BYTES
+
+
+def least_weight_bytes(facts: ModelFacts, device: str, quantization: Quantization) -> int:
+    """A lower bound of what the weights take once they are loaded.
 
     A GPU has every weight in half precision, however it is stored.  On the CPU weights stay as they are stored,
     unless floats are made 8-bit numbers.
     """
     if device.startswith("cuda"):
-        weight_bytes = SMALLEST_DTYPE_BYTES * facts.num_parameters
-    elif quantization == "int8":
-        weight_bytes = min(facts.weight_bytes, facts.num_parameters)
-    elif quantization == "none":
-        weight_bytes = max(facts.weight_bytes, SMALLEST_DTYPE_BYTES * facts.num_parameters)
-    else:
-        weight_bytes = facts.weight_bytes
-    return weight_bytes + MINIMUM_WORKING_BYTES
+        return SMALLEST_DTYPE_BYTES * facts.num_parameters
+    if quantization == "int8":
+        return min(facts.weight_bytes, facts.num_parameters)
+    if quantization == "none":
+        return max(facts.weight_bytes, SMALLEST_DTYPE_BYTES * facts.num_parameters)
+    return facts.weight_bytes

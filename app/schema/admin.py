@@ -17,10 +17,14 @@ class ModelRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PullRequest(ModelRequest, frozen=True, forbid_unknown_fields=True):
-    """`offline` touches no network, whatever the daemon's settings say; `limit_bytes_per_s` is of this pull alone."""
+    """`offline` touches no network, whatever the daemon's settings say; `limit_bytes_per_s` is of this pull alone.
+
+    `force` downloads also what cannot run here.
+    """
 
     limit_bytes_per_s: Annotated[int, msgspec.Meta(ge=1)] | None = None
     offline: bool = False
+    force: bool = False
 
 
 class ModelDetails(msgspec.Struct, frozen=True, kw_only=True):

@@ -31,7 +31,7 @@ def test_a_model_that_fits_is_accepted_without_a_word() -> None:
 
 
 def test_weights_that_can_never_fit_are_refused() -> None:
-    with pytest.raises(TooLargeForDevice, match=r"weights alone take 15\.3 GB and cuda:0 has 12 GB; .*--force"):
+    with pytest.raises(TooLargeForDevice, match=r"alone take 15\.2 GB and cuda:0 has 12 GB; .*pull --force"):
         accept(QWEN_7B, host(12))
 
 
@@ -105,9 +105,9 @@ def test_the_sums_add_up(
     here = Host(DeviceMemory(device, total, 0), utilization=0.9)
     need, tokens = memory_need(facts, here), shortened_context(facts, here)
     assert 0 <= tokens <= (context or 0)
-    assert need.total_bytes == need.weight_bytes + (kv_bytes or 0) * (context or 0)
+    assert need.cache_bytes == (kv_bytes or 0) * (context or 0)
     if kv_bytes and tokens:
-        assert need.weight_bytes + tokens * kv_bytes <= here.usable_bytes
+        assert need.total_bytes - need.cache_bytes + tokens * kv_bytes <= here.usable_bytes
     try:
         warning = accept(facts, here)
     except TooLargeForDevice:
