@@ -145,7 +145,8 @@ class QuireClient:
     """One connection pool to one daemon; use it as an async context manager.
 
     `base_url` has no path, e.g. `http://127.0.0.1:11435`.  Proxy settings of the environment
-    apply to other machines only, never to loopback.  `transport` and `clock` are for tests.
+    apply to other machines only, never to loopback.  With `is_offline` a pull touches no network.
+    `transport` and `clock` are for tests.
     """
 
     def __init__(
@@ -153,12 +154,14 @@ class QuireClient:
         base_url: str,
         api_key: str | None = None,
         *,
+        is_offline: bool = False,
         transport: httpx.AsyncBaseTransport | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.base_url = base_url.rstrip("/")
         self.chats = ChatsClient(self)
         self._clock = clock
+        self._is_offline = is_offline
         self._http = httpx.AsyncClient(
             base_url=self.base_url,
             headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
@@ -248,10 +251,10 @@ class QuireClient:
         await self.request("POST", "/api/shutdown", ShutdownAnswer)
 
     def pull(
-        self, model: str, *, limit_bytes_per_s: int | None = None, offline: bool = False, force: bool = False
+        self, model: str, *, limit_bytes_per_s: int | None = None, force: bool = False
     ) -> AsyncGenerator[ProgressLine, None]:
         """Download a model, yielding progress; closing the generator early pauses the download."""
-        options = {"limit_bytes_per_s": limit_bytes_per_s, "offline": offline, "force": force}
+        options = {"limit_bytes_per_s": limit_bytes_per_s, "offline": self._is_offline, "force": force}
         return self._progress("/api/pull", model, {name: value for name, value in options.items() if value})
 
     def load(self, model: str) -> AsyncGenerator[ProgressLine, None]:

@@ -82,7 +82,9 @@ class PullPlan:
 
     def space_needs(self, root: DataRoot) -> tuple[SpaceNeed, ...]:
         """What each file system has to take: downloads gather in one folder and stay on its disk."""
-        return (SpaceNeed(root.root, self.needed_bytes, shutil.disk_usage(root.downloads).free),)
+        # A data root that nobody used yet comes into being on its parent's disk.
+        folder = next(path for path in (root.downloads, *root.downloads.parents) if path.exists())
+        return (SpaceNeed(root.root, self.needed_bytes, shutil.disk_usage(folder).free),)
 
     def require_space(self, root: DataRoot) -> None:
         """Raise NotEnoughSpace unless every file system can take its part and a reserve."""

@@ -14,6 +14,7 @@ from app.cli import (
     disk,
     disk_move,
     installed,
+    login,
     pull,
     removal,
     resident,
@@ -51,6 +52,8 @@ def _options(
 
 application.command("run")(run.run)
 application.command("pull")(pull.pull)
+application.command("login")(login.login)
+application.command("logout")(login.logout)
 application.command("list")(installed.list_models)
 application.command("show")(installed.show)
 application.command("rm")(removal.remove)

@@ -14,10 +14,12 @@ if TYPE_CHECKING:
 NO_DAEMON = "No daemon is running; `quire run MODEL` or `quire serve` starts one."
 
 
-def open_client(settings: Settings, *, may_ask: bool = True) -> QuireClient:
+def open_client(settings: Settings, *, may_ask: bool = True, is_offline: bool = False) -> QuireClient:
     """A client of the running daemon, which is started in the background if there is none.
 
     At the first start a person at a terminal is asked where models shall go, if `may_ask`.
+    With `is_offline` its pulls touch no network; so they do where this command's settings say it, since a daemon
+    that was started elsewhere does not know them.
     """
     from app.cli.first_run import settle_data_root
     from app.client import QuireClient
@@ -27,7 +29,7 @@ def open_client(settings: Settings, *, may_ask: bool = True) -> QuireClient:
     address = running_daemon(settings) or ensure_daemon(settle_data_root(settings, may_ask=may_ask), notice)
     if address.version not in (None, VERSION):
         notice(f"The running daemon is version {address.version}, this is {VERSION}; `quire shutdown` lets it go.")
-    return QuireClient(address.base_url, settings.api_key)
+    return QuireClient(address.base_url, settings.api_key, is_offline=is_offline or settings.hub_offline)
 
 
 def find_client(settings: Settings) -> QuireClient | None:

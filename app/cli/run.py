@@ -15,6 +15,7 @@ from app.cli.connection import open_client
 from app.cli.failure import INTERRUPTED_EXIT_CODE, USAGE_EXIT_CODE, CommandFailure
 from app.cli.output import notice, write_json, write_text
 from app.cli.progress import follow, load_view, pull_view
+from app.cli.pull import OfflineOption
 from app.cli.resume import Resume, conversation
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ def run(
     seed: Annotated[int | None, typer.Option(help="Makes sampling repeatable.")] = None,
     continue_last: Annotated[bool, typer.Option("--continue", help="Go on with the model's last saved chat.")] = False,
     chat: Annotated[str | None, typer.Option(metavar="ID", help="Go on with this saved chat.")] = None,
+    offline: OfflineOption = False,
     verbose: Annotated[bool, typer.Option("--verbose", help="Show token counts and speed afterwards.")] = False,
     json_output: Annotated[bool, typer.Option("--json", help="Print the answer and its numbers as JSON.")] = False,
 ) -> None:
@@ -54,7 +56,7 @@ def run(
     params = {key: value for key, value in params.items() if value is not None}
     opens_chat = not prompt and not json_output and _is_terminal()
     text = "" if opens_chat else _read_prompt(prompt)
-    client = open_client(load_settings(), may_ask=not json_output)
+    client = open_client(load_settings(), may_ask=not json_output, is_offline=offline)
     try:
         if opens_chat:
             asyncio.run(_chat(client, name, system, params, resume))

@@ -45,9 +45,9 @@ class HttpDaemon:
     saved: dict[str, dict[str, Any]] = field(default_factory=dict)
     requests: list[tuple[str, Any]] = field(default_factory=list)
 
-    def client(self, *_: object, **_options: object) -> QuireClient:
+    def client(self, *_: object, is_offline: bool = False, **_options: object) -> QuireClient:
         """A client of this daemon; takes the place of `open_client` and its kin."""
-        return QuireClient("http://127.0.0.1:1", transport=httpx.MockTransport(self._handle))
+        return QuireClient("http://127.0.0.1:1", is_offline=is_offline, transport=httpx.MockTransport(self._handle))
 
     def paths(self) -> list[str]:
         return [path for path, _ in self.requests]
