@@ -120,7 +120,7 @@ def _move(
         _write_journal(target.root, journal)
         if not is_switched:
             _copy(source, target, copier)
-            ensure_marker(target.root)
+            _remember(target.root, ensure_marker(target.root))
             os.sync()
             switch()
         _write_journal(target.root, msgspec.structs.replace(journal, is_switched=True))
@@ -207,10 +207,7 @@ def _require_space(files: list[Path], copier: Copier) -> None:
 
 def _remove(source: DataRoot, target: DataRoot) -> None:
     """Remove the old copy; whoever still names it is told where it went."""
-    root_id = read_marker(target.root) or ""
-    moved = KnownRoot(str(source.root), root_id, str(mount_of(source.root)), moved_to=str(target.root))
-    with suppress(OSError, DataRootUnusable):
-        remember_root(user_paths().state_dir, moved)
+    _remember(source.root, read_marker(target.root) or "", moved_to=str(target.root))
     source.marker.unlink(missing_ok=True)
     for top in (*source.folders, source.external_list):
         if top.is_dir() and not top.is_symlink():
@@ -220,6 +217,12 @@ def _remove(source: DataRoot, target: DataRoot) -> None:
     # A mount point, or a folder with other files in it, stays.
     with suppress(OSError):
         source.root.rmdir()
+
+
+def _remember(root: Path, root_id: str, moved_to: str | None = None) -> None:
+    # Without a place to remember it only the message of a missing disk is lost.
+    with suppress(OSError, UnicodeEncodeError, DataRootUnusable):
+        remember_root(user_paths().state_dir, KnownRoot(str(root), root_id, str(mount_of(root)), moved_to))
 
 
 def _size(path: Path) -> int:

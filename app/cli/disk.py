@@ -7,6 +7,7 @@ None of them needs a daemon; `use` asks to stop one, because it goes on with the
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -33,8 +34,10 @@ def list_disks(json_output: JsonOption = False) -> None:
 
     settings = load_settings()
     root = DataRoot(settings.data_root)
-    disks = read_disks()
-    in_use, recommended = mount_of(root.root), preselected(disks)
+    why_missing = _reason_missing(root.root)
+    in_use = None if why_missing else mount_of(root.root)
+    disks = [replace(disk, folder=root.root) if disk.mount == in_use else disk for disk in read_disks()]
+    recommended = preselected(disks)
     registered = registered_folders(root)
     external = {folder: len(scan_folder(folder)) if folder.is_dir() else None for folder in registered}
     offered = {folder: len(scan_folder(folder)) for folder in user_caches() if folder not in (*registered, root.hub)}
@@ -44,6 +47,7 @@ def list_disks(json_output: JsonOption = False) -> None:
             {
                 "data_root": str(root.root),
                 "origin": settings.origin("data_root"),
+                "problem": why_missing,
                 "disks": [disk_entry(disk, in_use=disk.mount == in_use) for disk in disks],
                 "recommended": str(recommended.mount) if recommended else None,
                 "external": [{"folder": str(folder), "models": count} for folder, count in external.items()],
@@ -56,19 +60,21 @@ def list_disks(json_output: JsonOption = False) -> None:
     typer.echo(f"\nData root: {root.root} ({settings.origin('data_root')})")
     for folder, count in external.items():
         typer.echo(f"Read only: {folder} ({'not there now' if count is None else plural(count, 'model')})")
-    _tell_if_missing(root.root)
+    if why_missing:
+        notice(why_missing)
     for folder, count in offered.items():
         notice(f"{folder} holds {plural(count, 'model')}; `quire disk add {folder}` uses them in place.")
 
 
-def _tell_if_missing(root: Path) -> None:
+def _reason_missing(root: Path) -> str | None:
     from store.errors import DataRootUnusable
     from store.paths import DataRoot
 
     try:
         DataRoot.look(root)
     except DataRootUnusable as error:
-        notice(error.message)
+        return error.message
+    return None
 
 
 def disk_row(disk: Disk) -> tuple[str, ...]:

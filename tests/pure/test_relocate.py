@@ -113,8 +113,11 @@ def test_there_and_back_again(root: DataRoot, target: Path) -> None:
     before = contents(root)
     move(root.root, target)
     move(target, root.root)
-    assert contents(DataRoot.open(root.root)) == before
+    assert contents(DataRoot.look(root.root)) == before
     assert not target.exists()
+    root.root.rename(root.root.with_name("away"))
+    with pytest.raises(DataRootUnusable, match="is gone"):
+        DataRoot.look(root.root)
 
 
 KILLED_AT = """
