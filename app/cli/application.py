@@ -19,6 +19,7 @@ from app.cli import (
     removal,
     resident,
     run,
+    show,
     update,
     upkeep,
     usage,
@@ -55,7 +56,7 @@ application.command("pull")(pull.pull)
 application.command("login")(login.login)
 application.command("logout")(login.logout)
 application.command("list")(installed.list_models)
-application.command("show")(installed.show)
+application.command("show")(show.show)
 application.command("rm")(removal.remove)
 application.command("cp")(creation.copy)
 application.command("create")(creation.create)

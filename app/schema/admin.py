@@ -83,23 +83,39 @@ class RunningModels(msgspec.Struct, frozen=True):
     models: tuple[RunningModelEntry, ...]
 
 
+class ModelMemory(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes: of the weights as they are stored, and of the KV cache where a model has one.
+
+    `kv_bytes_full_context` is for one conversation that fills the context; with `has_latent_cache` a token leaves
+    one compressed vector per layer instead of keys and values.
+    """
+
+    weight_bytes: int
+    has_latent_cache: bool = False
+    kv_bytes_per_token: int | None = None
+    kv_bytes_full_context: int | None = None
+
+
 class ModelCardDetails(msgspec.Struct, frozen=True, kw_only=True):
     """Answer of POST /api/show.
 
     `base` is the name that the model was made from, where it was made here; `modelfile` makes it again.
+    A model that is not installed has no `path` and no `modified_at`, and its `size` is that of the download.
     """
 
     name: str
     model: str
-    path: str
+    path: str | None
     source: str
     digest: str
     size: int
-    modified_at: str
+    modified_at: str | None
     license: str | None
     has_chat_template: bool
     sampling_defaults: dict[str, Any]
     details: ModelDetails
+    memory: ModelMemory
+    installed: bool = True
     base: str | None = None
     system: str | None = None
     modelfile: str = ""

@@ -3,27 +3,39 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
 from app.metrics import kv_usage
 from app.residency.memory import declared_bytes
 from app.residency.model_loader import ResidentModel
-from app.schema.admin import InstalledModelEntry, ModelCardDetails, ModelDetails, ProgressLine, RunningModelEntry
+from app.schema.admin import (
+    InstalledModelEntry,
+    ModelCardDetails,
+    ModelDetails,
+    ModelMemory,
+    ProgressLine,
+    RunningModelEntry,
+)
 from engine.api.wire import Progress
 from store.facts import ModelFacts
 from store.modelfile import Modelfile, format_modelfile
 from store.models import InstalledModel
 from store.preset import Preset
-from store.pull import PullProgress
+from store.progress import PullProgress
+
+if TYPE_CHECKING:
+    # Knows networks, which nothing that is installed needs.
+    from store.remote_model import RemoteModel
 
 
-def model_details(installed: InstalledModel, facts: ModelFacts) -> ModelDetails:
+def model_details(facts: ModelFacts, context_length: int | None) -> ModelDetails:
     return ModelDetails(
-        format="gguf" if installed.path.suffix == ".gguf" else "safetensors",
+        format=facts.format,
         family=facts.architecture,
         parameter_size=short_count(facts.num_parameters),
         quantization_level=facts.quantization,
         num_parameters=facts.num_parameters,
-        context_length=_context_length(installed, facts),
+        context_length=context_length,
         embedding_length=facts.embedding_length,
         num_layers=facts.num_layers,
     )
@@ -43,7 +55,7 @@ def installed_entry(installed: InstalledModel, facts: ModelFacts | None) -> Inst
         size=installed.size_bytes,
         digest=installed.digest,
         source=installed.source,
-        details=None if facts is None else model_details(installed, facts),
+        details=None if facts is None else model_details(facts, _context_length(installed, facts)),
     )
 
 
@@ -71,6 +83,7 @@ def running_entry(resident: ResidentModel) -> RunningModelEntry:
 
 def model_card(installed: InstalledModel, facts: ModelFacts) -> ModelCardDetails:
     preset = installed.preset or Preset()
+    context_length = _context_length(installed, facts)
     return ModelCardDetails(
         name=installed.name,
         model=installed.name,
@@ -82,10 +95,41 @@ def model_card(installed: InstalledModel, facts: ModelFacts) -> ModelCardDetails
         license=preset.license or installed.license or facts.license,
         has_chat_template=facts.has_chat_template or preset.template is not None,
         sampling_defaults={**installed.sampling_defaults, **preset.parameters.sampling()},
-        details=model_details(installed, facts),
+        details=model_details(facts, context_length),
+        memory=_memory(facts, context_length),
         base=installed.base,
         system=preset.system,
         modelfile=format_modelfile(Modelfile(installed.base or installed.name, preset)),
+    )
+
+
+def remote_card(remote: RemoteModel) -> ModelCardDetails:
+    """The card of a model that is not installed."""
+    plan, facts = remote.plan, remote.facts
+    return ModelCardDetails(
+        name=plan.wanted.name,
+        model=plan.wanted.name,
+        path=None,
+        source=plan.source,
+        digest="",
+        size=plan.total_bytes,
+        modified_at=None,
+        license=plan.license or facts.license,
+        has_chat_template=facts.has_chat_template,
+        sampling_defaults=plan.wanted.sampling_defaults,
+        details=model_details(facts, facts.context_length),
+        memory=_memory(facts, facts.context_length),
+        installed=False,
+    )
+
+
+def _memory(facts: ModelFacts, context_length: int | None) -> ModelMemory:
+    per_token = facts.kv_bytes_per_token
+    return ModelMemory(
+        weight_bytes=facts.weight_bytes,
+        kv_bytes_per_token=per_token,
+        has_latent_cache=facts.has_latent_cache,
+        kv_bytes_full_context=per_token * context_length if per_token and context_length else None,
     )
 
 

@@ -197,7 +197,10 @@ def test_list_and_rm_need_no_daemon(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert json.loads(capsys.readouterr().out) == {"models": []}
 
 
-def test_show_of_a_file_that_is_broken_or_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_of_a_file_that_is_broken_or_missing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     install(tmp_path / "QUIRE_HOME")
     assert quire("show", "org/tiny") == 1
     assert quire("show", "org/absent") == 1
