@@ -101,6 +101,18 @@ class Downloader:
         Raises BrokenFile, DownloadFailed, AccessDenied, NotEnoughSpace, DataRootUnusable or Cancelled.
         """
         self._reporter.expect({file.label: file.size_bytes or 0 for file in files})
+        # Files with the same bytes share a partial, so only one of them can be on its way.
+        first_of_name = {file.blob_name: file for file in reversed(files)}
+        once = [file for file in files if first_of_name[file.blob_name] is file]
+        again = [file for file in files if first_of_name[file.blob_name] is not file]
+        if once:
+            self._fetch_at_once(once, folder, on_complete)
+        if again:
+            self.fetch(again, folder, on_complete)
+
+    def _fetch_at_once(
+        self, files: Sequence[RemoteFile], folder: Path, on_complete: Callable[[FetchedFile], None]
+    ) -> None:
         schedule = Schedule(files, folder, self._policy, self._shape, self._unusable)
         threads = self._start_threads(schedule)
         is_done = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 import time
 from http.server import BaseHTTPRequestHandler
 from typing import Any
@@ -26,6 +27,11 @@ class HubHandler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     timeout = 10
     server: HubServer
+
+    def setup(self) -> None:
+        # What waits in a large buffer would be counted as sent to a client that was killed before.
+        self.request.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, CHUNK_BYTES)
+        super().setup()
 
     def log_message(self, *_: object) -> None:
         pass
