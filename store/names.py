@@ -45,6 +45,7 @@ _HEX_40 = re.compile(r"[0-9a-f]{40}")
 _HEX_40_OR_64 = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _PROJECT = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,126}[A-Za-z0-9])?")
 _FOLDER_PREFIXES = {"hub": "models--", "modelscope": "modelscope--models--", "pypi": "pypi--"}
+_NAME_PREFIXES = {"hub": "", "modelscope": "ms:", "pypi": "pypi:"}
 _HUB_PREFIXES = ("https://huggingface.co/", "https://hf.co/", "huggingface.co/", "hf.co/")
 _PATH_PREFIXES = ("/", "./", "../", "~/")
 
@@ -110,6 +111,16 @@ class RepoId(str):
         The prefixes keep repositories of one name on several services apart.
         """
         return _FOLDER_PREFIXES[self.registry] + self.path.replace("/", "--")
+
+    @classmethod
+    def of_folder(cls, folder: str) -> Self:
+        """The repository whose directory has this name.  Raises InvalidName."""
+        for registry, prefix in _FOLDER_PREFIXES.items():
+            if folder.startswith(prefix):
+                repo = cls(_NAME_PREFIXES[registry] + folder.removeprefix(prefix).replace("--", "/", 1))
+                if repo.folder == folder:
+                    return repo
+        raise InvalidName(f"{_quoted(folder)} is not the directory of a repository.")
 
 
 class Revision(str):

@@ -16,6 +16,7 @@ from store.hf_cache import RepoCache
 from store.locks import repo_lock_now
 from store.models import Manifest, ModelStore, hub_name
 from store.names import CommitId, ModelName, RepoFile, RepoId, parse_model_name
+from store.prune_caches import allocated_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,17 +131,19 @@ def _unfinished(store: ModelStore, parsed: ModelName) -> _Unfinished:
     if hub.repo is not None:
         folder = store.root.downloads / hub.repo.folder
         partials = [path for path in folder.iterdir() if path.is_file()] if folder.is_dir() else []
-        strays = stray_files(store, hub.repo)
+        strays = stray_files(store, hub.repo, RepoCache(store.root.hub, hub.repo).placed())
         if partials or strays:
             cache = RepoCache(store.root.hub, hub.repo)
-            size_bytes = sum(path.lstat().st_size for path in partials)
+            size_bytes = allocated_bytes(partials)
             size_bytes += sum(sum(cache.needed_only_by(commit, files).values()) for commit, files in strays.items())
             return _Unfinished(hub.repo, partials, strays, size_bytes)
     raise ModelNotFound(f"{parsed.text} is not installed; `quire list` shows what is.")
 
 
-def stray_files(store: ModelStore, repo: RepoId) -> dict[CommitId, list[RepoFile]]:
-    """Files that Quire put into a repository's snapshots and that no model names: downloads that never ended."""
+def stray_files(
+    store: ModelStore, repo: RepoId, among: set[tuple[CommitId, RepoFile]]
+) -> dict[CommitId, list[RepoFile]]:
+    """Which of these files of a repository's snapshots no model names."""
     named = {
         (manifest.commit, file.path)
         for _, manifest in store.manifests()
@@ -148,6 +151,6 @@ def stray_files(store: ModelStore, repo: RepoId) -> dict[CommitId, list[RepoFile
         for file in manifest.files
     }
     strays: dict[CommitId, list[RepoFile]] = {}
-    for commit, file in sorted(RepoCache(store.root.hub, repo).placed() - named):
+    for commit, file in sorted(among - named):
         strays.setdefault(commit, []).append(file)
     return strays

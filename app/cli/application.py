@@ -15,6 +15,7 @@ from app.cli import (
     disk_move,
     installed,
     login,
+    prune,
     pull,
     removal,
     resident,
@@ -62,6 +63,7 @@ application.command("cp")(creation.copy)
 application.command("create")(creation.create)
 application.command("outdated")(update.outdated)
 application.command("update")(update.update)
+application.command("prune")(prune.prune)
 application.command("export")(bundles.export)
 application.command("import")(bundles.import_bundle)
 application.command("verify")(upkeep.verify)

@@ -29,11 +29,12 @@ from engine.loading.packed_state import find_segments, is_segment, named_tensors
 from engine.models.decoder import DecoderModel
 from store.errors import BrokenFile
 from store.formats.safetensors import read_safetensors_header
+from store.prune_caches import PACKED_SOURCES_KEY
 
 log = logging.getLogger(__name__)
 
 # To be raised with every change of the packed layout, of quantisation, or of this file's names.
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 # Packed records begin at cache lines, as in memory of their own.
 _ALIGNMENT = 64
 _SUFFIX = ".safetensors"
@@ -50,9 +51,11 @@ class PackedCache:
 
     def __init__(self, folder: Path | None, sources: Sequence[Path]) -> None:
         self._path: Path | None = None
+        self._sources: list[str] = []
         if folder is not None and sources:
             with contextlib.suppress(OSError):
-                self._path = folder / _entry_name(folder, sources)
+                self._sources = _relative_paths(folder, sources)
+                self._path = folder / _entry_name(self._sources, sources)
 
     def load(self, model: DecoderModel) -> bool:
         """Fill a packed model from the entry; False, and the model untouched, if there is no sound one.
@@ -103,7 +106,7 @@ class PackedCache:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             _remove_old(self._path)
             _require_space(self._path.parent, model.weight_bytes)
-            _write(unfinished, named_tensors(model))
+            _write(unfinished, named_tensors(model), self._sources)
             unfinished.replace(self._path)
         except OSError as error:
             log.warning(
@@ -113,13 +116,14 @@ class PackedCache:
                 unfinished.unlink(missing_ok=True)
 
 
-def _entry_name(folder: Path, sources: Sequence[Path]) -> str:
-    """What the entry is of, then in which state: paths; sizes, times of change, and our format.
+def _relative_paths(folder: Path, sources: Sequence[Path]) -> list[str]:
+    """From `folder`, so that entries stay good when the data root that holds both is moved."""
+    return [os.path.relpath(path.resolve(), folder.resolve()) for path in sources]
 
-    Paths count from `folder`, so that entries stay good when the data root that holds both is moved.
-    """
+
+def _entry_name(paths: list[str], sources: Sequence[Path]) -> str:
+    """What the entry is of, then in which state: paths; sizes, times of change, and our format."""
     stats = [path.stat() for path in sources]
-    paths = [os.path.relpath(path.resolve(), folder.resolve()) for path in sources]
     state = [FORMAT_VERSION, *((stat.st_size, stat.st_mtime_ns) for stat in stats)]
     return f"{_digest(paths)}-{_digest(state)}{_SUFFIX}"
 
@@ -134,9 +138,12 @@ def _require_space(folder: Path, num_bytes: int) -> None:
         raise OSError(0, "the disk is nearly full")
 
 
-def _write(path: Path, tensors: dict[str, torch.Tensor]) -> None:
-    """A safetensors file whose data begins at a multiple of `_ALIGNMENT`, on the disk when this returns."""
-    entries: dict[str, object] = {}
+def _write(path: Path, tensors: dict[str, torch.Tensor], sources: list[str]) -> None:
+    """A safetensors file whose data begins at a multiple of `_ALIGNMENT`, on the disk when this returns.
+
+    It names its sources, so that `quire prune` knows an entry whose model is gone.
+    """
+    entries: dict[str, object] = {"__metadata__": {PACKED_SOURCES_KEY: json.dumps(sources)}}
     end = 0
     for name, tensor in tensors.items():
         offsets = [end, end + tensor.nbytes]

@@ -22,6 +22,7 @@ from engine.loading.packed_cache import PackedCache
 from engine.loading.packed_state import named_tensors
 from engine.models.decoder import DecoderModel
 from store.formats.safetensors import read_safetensors_header
+from store.prune_caches import packed_sources
 from tests.fakes.checkpoints import write_gguf_checkpoint, write_hf_checkpoint
 
 CPU = torch.device("cpu")
@@ -84,7 +85,8 @@ def test_the_second_load_maps_what_the_first_one_packed(
 ) -> None:
     packings = count_packings(monkeypatch)
     first = load(model_path, folder)
-    assert len(entries(folder)) == 1
+    (entry,) = entries(folder)
+    assert packed_sources(entry) == [model_path.resolve()]
     second = load(model_path, folder)
     assert packings == [model_path]
     assert_equal(second, first)

@@ -171,11 +171,11 @@ def test_rm_of_an_unfinished_download(tmp_path: Path, capsys: pytest.CaptureFixt
 
     folder = DataRoot.open(tmp_path / "QUIRE_HOME").downloads / "models--org--tiny"
     folder.mkdir()
-    (folder / "aa.partial").write_bytes(b"half")
+    (folder / "aa.partial").write_bytes(bytes(4096))
     assert quire("rm", "org/tiny") == 0
     assert capsys.readouterr().err.splitlines() == [
-        "Deleting the unfinished download of org/tiny frees 4 B.",
-        "Deleted org/tiny; 4 B freed.",
+        "Deleting the unfinished download of org/tiny frees 4 kB.",
+        "Deleted org/tiny; 4 kB freed.",
     ]
     assert not folder.exists()
     assert quire("rm", "org/tiny") == 1
