@@ -11,7 +11,7 @@ from urllib.parse import quote, urlsplit
 import msgspec
 
 from store.errors import AccessDenied, HubUnreachable, InvalidName, ModelNotFound, StoreError
-from store.names import CommitId, RepoId, Revision
+from store.names import CommitId, RepoFile, RepoId, Revision
 from store.sources.json_api import ApiAnswer, ApiFailure, ApiRequest, get, origin_of
 from store.sources.listing import HubFile, RepoListing, listed_file
 
@@ -75,8 +75,8 @@ def list_repo(
         files = [listed_file(item.rfilename, *_identity(item.size, item.blob_id, item.lfs)) for item in info.siblings]
         if any(file is not None and file.size_bytes is None for file in files):
             # Some mirrors leave the details out of this answer and give them in the tree.
-            token_there = token if base == endpoint else None
-            files = _tree(base, repo, commit, token_there, request) or files
+            details = _tree(base, repo, commit, token if base == endpoint else None, request)
+            files = [file and details.get(file.path, file) for file in files]
     except (ApiFailure, msgspec.MsgspecError, RecursionError, InvalidName, ValueError) as error:
         raise HubUnreachable(f"{endpoint} {_phrase(error, repo)}; try again or {HOW_TO_CHANGE_ENDPOINT}.") from error
     license_name = info.card.license if info.card else None
@@ -140,25 +140,26 @@ def gated(endpoint: str, repo: RepoId) -> AccessDenied:
 
 def _tree(
     endpoint: str, repo: RepoId, commit: CommitId, token: str | None, request: ApiRequest
-) -> list[HubFile | None]:
-    """Every file by way of the paginated tree; empty where the endpoint does not have one."""
-    path: str | None = f"/api/models/{repo.path}/tree/{commit}?recursive=true"
-    entries: list[_TreeEntry] = []
+) -> dict[RepoFile, HubFile]:
+    """Files by way of the paginated tree, as far as the endpoint tells them."""
+    path = f"/api/models/{repo.path}/tree/{commit}?recursive=true"
+    found: dict[RepoFile, HubFile] = {}
     for _ in range(_MAX_PAGES):
-        if path is None:
-            break
         answer = _ask(endpoint, path, token, request)
         if answer.status != 200:
-            return []
-        entries += msgspec.json.decode(answer.body, type=list[_TreeEntry])
+            break
+        entries = msgspec.json.decode(answer.body, type=list[_TreeEntry])
+        files = [listed_file(entry.path, *_identity(entry.size, entry.oid, entry.lfs)) for entry in entries
+                 if entry.type == "file"]  # fmt: skip
+        new = {file.path: file for file in files if file is not None and file.path not in found}
+        found |= new
+        # A mirror that ignores the cursor gives its first page for ever.
+        if not answer.next_link or (entries and not new and any(file is not None for file in files)):
+            break
         # The link names the original hub, whatever the mirror.
-        link = urlsplit(answer.next_link) if answer.next_link else None
-        path = f"{link.path}?{link.query}" if link else None
-    return [
-        listed_file(entry.path, *_identity(entry.size, entry.oid, entry.lfs))
-        for entry in entries
-        if entry.type == "file"
-    ]
+        link = urlsplit(answer.next_link)
+        path = f"{link.path}?{link.query}"
+    return found
 
 
 def _identity(size: int | None, blob_id: str | None, lfs: _Lfs | None) -> tuple[int | None, str | None]:

@@ -37,12 +37,18 @@ class ApiAnswer:
 class ApiRequest:
     """How to ask: `timeout_s` bounds the connection and each silence, `deadline_s` (monotonic) everything.
 
-    `on_answer` is called as soon as the server has begun to answer.
+    `on_connect` is called once the server could be asked, `on_answer` once it has begun to answer.
     """
 
     timeout_s: float
     deadline_s: float
+    on_connect: Callable[[], None] = lambda: None
     on_answer: Callable[[], None] = lambda: None
+
+    def trace(self, event: str, _details: object) -> None:
+        """What httpx tells of the connection while it is made."""
+        if event.endswith("send_request_headers.complete"):
+            self.on_connect()
 
 
 def origin_of(url: str | httpx.URL) -> str:
@@ -72,7 +78,7 @@ def _follow(client: httpx.Client, target: httpx.URL, token: str | None, request:
     for _ in range(_MAX_REDIRECTS + 1):
         at_home = at_home and origin_of(target) == home
         headers = {"Authorization": f"Bearer {token}"} if token and at_home else {}
-        with client.stream("GET", target, headers=headers) as response:
+        with client.stream("GET", target, headers=headers, extensions={"trace": request.trace}) as response:
             request.on_answer()
             if response.status_code not in _REDIRECTS or "Location" not in response.headers:
                 link = response.links.get("next", {}).get("url")

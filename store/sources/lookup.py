@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from enum import IntEnum
 
 from store.errors import AccessDenied, HubUnreachable, ModelNotFound, StoreError
 from store.hub_settings import HubSettings
@@ -28,13 +29,24 @@ _POLL_INTERVAL_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class LookupPatience:
-    """How long to wait, in seconds: for the first sign of an endpoint, for its whole answer, and for a
-    preferred endpoint once another one has the repository.
+    """How long an endpoint may take, in seconds: to be connected, to begin its answer, to end it.
+
+    Once one endpoint has the repository the others have `grace_s`, and `connected_grace_s` if a connection stands.
     """
 
-    first_sign_s: float = 3.0
+    connect_s: float = 3.0
+    begin_s: float = 8.0
     answer_s: float = 20.0
     grace_s: float = 0.5
+    connected_grace_s: float = 2.0
+
+
+class _Stage(IntEnum):
+    """How far an endpoint has come with its answer."""
+
+    ASKED = 0
+    CONNECTED = 1
+    ANSWERING = 2
 
 
 def find_repo(
@@ -80,8 +92,8 @@ class _Lookup:
     patience: LookupPatience
     listings: dict[str, RepoListing] = field(default_factory=dict)
     failures: dict[str, StoreError] = field(default_factory=dict)
-    _answering: set[str] = field(default_factory=set)
-    _events: queue.SimpleQueue[tuple[str, RepoListing | StoreError | None]] = field(default_factory=queue.SimpleQueue)
+    _stages: dict[str, _Stage] = field(default_factory=dict)
+    _events: queue.SimpleQueue[tuple[str, RepoListing | StoreError | _Stage]] = field(default_factory=queue.SimpleQueue)
 
     def run(self, reporter: Reporter) -> None:
         start_s = time.monotonic()
@@ -98,24 +110,31 @@ class _Lookup:
             reporter.raise_if_cancelled()
             self._take_event(min(_POLL_INTERVAL_S, end_s - now_s))
         for endpoint in self._pending():
-            waited_s = self.patience.answer_s if endpoint in self._answering else self.patience.first_sign_s
+            waited_s = self._allowed_s(endpoint)
             self.failures[endpoint] = HubUnreachable(f"{endpoint} did not answer within {waited_s:g} s; try again.")
 
     def is_unreached(self, endpoint: str) -> bool:
         """Whether an endpoint neither answered nor seemed about to."""
-        return isinstance(self.failures.get(endpoint), HubUnreachable) and endpoint not in self._answering
+        return isinstance(self.failures.get(endpoint), HubUnreachable) and self._stage(endpoint) != _Stage.ANSWERING
 
     def _end_s(self, start_s: float, found_s: float | None) -> float:
         """When waiting makes no more sense, in monotonic seconds."""
-        pending = self._pending()
-        if found_s is not None:
-            hopeful = [endpoint for endpoint in pending if endpoint not in self.unreached_before]
-            return found_s + self.patience.grace_s if hopeful else start_s
-        ends_s = [
-            start_s + (self.patience.answer_s if endpoint in self._answering else self.patience.first_sign_s)
-            for endpoint in pending
-        ]
-        return max(ends_s, default=start_s)
+        if found_s is None:
+            return max((start_s + self._allowed_s(endpoint) for endpoint in self._pending()), default=start_s)
+        hopeful = [endpoint for endpoint in self._pending() if endpoint not in self.unreached_before]
+        return max((found_s + self._grace_s(endpoint) for endpoint in hopeful), default=start_s)
+
+    def _allowed_s(self, endpoint: str) -> float:
+        patience = self.patience
+        by_stage = {_Stage.ASKED: patience.connect_s, _Stage.CONNECTED: patience.begin_s}
+        return by_stage.get(self._stage(endpoint), patience.answer_s)
+
+    def _grace_s(self, endpoint: str) -> float:
+        is_connected = self._stage(endpoint) != _Stage.ASKED
+        return self.patience.connected_grace_s if is_connected else self.patience.grace_s
+
+    def _stage(self, endpoint: str) -> _Stage:
+        return self._stages.get(endpoint, _Stage.ASKED)
 
     def _pending(self) -> list[str]:
         return [endpoint for endpoint in self.endpoints if endpoint not in self.listings | self.failures]
@@ -124,7 +143,8 @@ class _Lookup:
         request = ApiRequest(
             timeout_s=self.patience.answer_s,
             deadline_s=start_s + self.patience.answer_s,
-            on_answer=lambda: self._events.put((endpoint, None)),
+            on_connect=lambda: self._events.put((endpoint, _Stage.CONNECTED)),
+            on_answer=lambda: self._events.put((endpoint, _Stage.ANSWERING)),
         )
         try:
             self._events.put((endpoint, self.ask(endpoint, request)))
@@ -136,8 +156,8 @@ class _Lookup:
             endpoint, outcome = self._events.get(timeout=timeout_s)
         except queue.Empty:
             return
-        if outcome is None:
-            self._answering.add(endpoint)
+        if isinstance(outcome, _Stage):
+            self._stages[endpoint] = max(outcome, self._stage(endpoint))
         elif isinstance(outcome, StoreError):
             self.failures[endpoint] = outcome
         else:

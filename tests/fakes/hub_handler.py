@@ -16,7 +16,8 @@ CHUNK_BYTES = 64 * 1024
 _FLIPPED = bytes(byte ^ 0xFF for byte in range(256))
 
 _INFO = re.compile(r"/api/models/([^/]+/[^/]+)(?:/revision/(.+))?")
-_TREE = re.compile(r"/api/models/([^/]+/[^/]+)/tree/([^/]+)")
+_TREE = re.compile(r"/api/models/([^/]+/[^/]+)/tree/([^/]+)/?")
+_PATHS_INFO = re.compile(r"/api/models/([^/]+/[^/]+)/paths-info/([^/]+)")
 _RESOLVE = re.compile(r"(?:/models)?/([^/]+/[^/]+)/resolve/([^/]+)/(.+)")
 _MODELSCOPE_FILES = re.compile(r"/api/v1/models/([^/]+/[^/]+)/repo/files")
 
@@ -42,6 +43,9 @@ class HubHandler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self._answer()
 
+    def do_POST(self) -> None:
+        self._answer()
+
     def _answer(self) -> None:
         hub = self.server.hub
         target = urlsplit(self.path)
@@ -55,6 +59,8 @@ class HubHandler(BaseHTTPRequestHandler):
             self._file(match[1], match[2], match[3])
         elif match := _TREE.fullmatch(path):
             self._tree(match[1], match[2])
+        elif match := _PATHS_INFO.fullmatch(path):
+            self._paths_info(match[1], match[2])
         elif match := _INFO.fullmatch(path):
             self._model_info(match[1], match[2])
         elif match := _MODELSCOPE_FILES.fullmatch(path):
@@ -141,6 +147,15 @@ class HubHandler(BaseHTTPRequestHandler):
             headers["Link"] = f'<{base}{path}?recursive=true&cursor={end}>; rel="next"'
         self._send_json(entries, headers)
 
+    def _paths_info(self, repo_id: str, revision: str) -> None:
+        """The tree's entries of the paths that a form names; mirrors ask for them."""
+        form = parse_qs(self.rfile.read(int(self.headers.get("Content-Length", "0"))).decode())
+        repo = self._repo_for_api(repo_id)
+        found = repo.at(revision) if repo is not None else None
+        if repo is not None and found is not None:
+            files = {name: found[1][name] for name in form.get("paths", []) if name in found[1]}
+            self._send_json([_tree_entry(repo, name, content) for name, content in files.items()])
+
     def _modelscope_files(self, repo_id: str) -> None:
         repo = self._repo_for_api(repo_id)
         if repo is None:
@@ -193,11 +208,11 @@ class HubHandler(BaseHTTPRequestHandler):
             headers = {"Location": location, "X-Linked-ETag": f'"{sha256(content)}"'}
             self._send(hub.faults.redirect_status, b"", headers)
             return
-        self._send_content(content, repo)
+        self._send_content(content, repo, found[0])
 
-    def _send_content(self, content: bytes, repo: FakeRepo) -> None:
+    def _send_content(self, content: bytes, repo: FakeRepo, commit: str) -> None:
         faults = self.server.hub.faults
-        headers = {"ETag": f'"{git_blob_id(content)}"', "Accept-Ranges": "bytes"}
+        headers = {"ETag": f'"{git_blob_id(content)}"', "Accept-Ranges": "bytes", "X-Repo-Commit": commit}
         body = content.translate(_FLIPPED) if faults.wrong_bytes else content
         match = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
         if match is None or faults.ignore_range:

@@ -18,7 +18,9 @@ from tests.fakes.hub import COMMIT, OTHER_COMMIT, FakeHub, git_blob_id, sha256, 
 
 REPO = RepoId("org/repo")
 FILES = {"config.json": b"{}", "model.safetensors": b"weights", "con.json": b"", "a:b": b""}
-PATIENCE = LookupPatience(first_sign_s=0.5, answer_s=5.0, grace_s=2.0)
+PATIENCE = LookupPatience(connect_s=10.0, begin_s=10.0, answer_s=20.0, grace_s=10.0, connected_grace_s=10.0)
+IMPATIENT = LookupPatience(connect_s=0.4, begin_s=0.5, answer_s=20.0, grace_s=0.05, connected_grace_s=0.05)
+SHORT_GRACE = LookupPatience(connect_s=10.0, begin_s=10.0, answer_s=20.0, grace_s=0.05, connected_grace_s=0.05)
 SILENT = Reporter(lambda _: None, lambda: False)
 
 
@@ -37,10 +39,15 @@ def mirror() -> Iterator[FakeHub]:
 
 
 def find(
-    *endpoints: str, repo: str = "org/repo", revision: str | None = None, token: str | None = None, **settings: object
+    *endpoints: str,
+    repo: str = "org/repo",
+    revision: str | None = None,
+    token: str | None = None,
+    patience: LookupPatience = PATIENCE,
+    **settings: object,
 ) -> tuple[RepoListing, ...]:
     hub = HubSettings(endpoints=endpoints, token=token, **settings)  # type: ignore[arg-type]
-    return find_repo(hub, RepoId(repo), Revision(revision) if revision else None, SILENT, PATIENCE)
+    return find_repo(hub, RepoId(repo), Revision(revision) if revision else None, SILENT, patience)
 
 
 def endpoints_of(listings: tuple[RepoListing, ...]) -> list[str]:
@@ -94,17 +101,16 @@ def test_an_endpoint_without_the_repository_gives_way(hub: FakeHub, mirror: Fake
 
 def test_an_endpoint_that_stalls_gives_way(hub: FakeHub, mirror: FakeHub) -> None:
     hub.faults.stall_everything = True
-    patience = LookupPatience(first_sign_s=5.0, answer_s=5.0, grace_s=0.05)
     settings = HubSettings(endpoints=(hub.endpoint, mirror.endpoint))
-    assert endpoints_of(find_repo(settings, REPO, None, SILENT, patience)) == [mirror.endpoint]
+    assert endpoints_of(find_repo(settings, REPO, None, SILENT, SHORT_GRACE)) == [mirror.endpoint]
 
 
 def test_a_dead_hub_is_waited_for_once_per_network(hub: FakeHub, mirror: FakeHub, tmp_path: Path) -> None:
     hub.faults.stall_everything = True
     settings = HubSettings(endpoints=(hub.endpoint, mirror.endpoint), network_memory=tmp_path / "reach.json")
-    assert endpoints_of(find_repo(settings, REPO, None, SILENT, LookupPatience(5.0, 5.0, 0.05))) == [mirror.endpoint]
+    assert endpoints_of(find_repo(settings, REPO, None, SILENT, SHORT_GRACE)) == [mirror.endpoint]
     # A grace that would never end, were anyone still waited for.
-    endless = LookupPatience(first_sign_s=600.0, answer_s=600.0, grace_s=600.0)
+    endless = LookupPatience(600.0, 600.0, 600.0, 600.0, 600.0)
     assert endpoints_of(find_repo(settings, REPO, None, SILENT, endless)) == [mirror.endpoint]
 
 
@@ -112,7 +118,7 @@ def test_what_is_remembered_is_forgotten_when_it_fails(hub: FakeHub, mirror: Fak
     hub.faults.stall_everything = True
     memory = tmp_path / "reach.json"
     settings = HubSettings(endpoints=(hub.endpoint, mirror.endpoint), network_memory=memory)
-    find_repo(settings, REPO, None, SILENT, LookupPatience(5.0, 5.0, 0.05))
+    find_repo(settings, REPO, None, SILENT, SHORT_GRACE)
     assert hub.endpoint in memory.read_text()
     hub.faults.stall_everything = False
     del mirror.repos["org/repo"]
@@ -131,7 +137,7 @@ def test_unreachable_endpoints_are_all_named(hub: FakeHub) -> None:
     hub.faults.stall_everything = True
     dead = unused_endpoint()
     with pytest.raises(HubUnreachable) as caught:
-        find(dead, hub.endpoint)
+        find(dead, hub.endpoint, patience=IMPATIENT)
     message = caught.value.message
     assert f"{dead} failed" in message
     assert f"{hub.endpoint} did not answer within 0.5 s" in message
@@ -156,8 +162,8 @@ def test_a_name_server_that_hangs_does_not_hold_the_lookup(monkeypatch: pytest.M
         raise OSError("too late")
 
     monkeypatch.setattr("socket.getaddrinfo", hang)
-    with pytest.raises(HubUnreachable, match=r"did not answer within 0\.5 s"):
-        find("http://hub.test")
+    with pytest.raises(HubUnreachable, match=r"did not answer within 0\.4 s"):
+        find("http://hub.test", patience=IMPATIENT)
     release.set()
 
 
