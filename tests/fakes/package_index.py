@@ -11,15 +11,19 @@ from pathlib import Path
 from threading import Thread
 
 
-def write_wheel(directory: Path, project: str, version: str, members: dict[str, bytes]) -> Path:
-    """A wheel that pip accepts, holding `members`."""
+def write_wheel(
+    directory: Path, project: str, version: str, members: dict[str, bytes], requires: tuple[str, ...] = ()
+) -> Path:
+    """A wheel that pip accepts, holding `members`; `requires` are lines of its metadata."""
     stem = project.replace("-", "_")
     path = directory / f"{stem}-{version}-py3-none-any.whl"
     information = f"{stem}-{version}.dist-info"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as wheel:
         for name, content in members.items():
             wheel.writestr(name, content)
-        wheel.writestr(f"{information}/METADATA", f"Metadata-Version: 2.1\nName: {project}\nVersion: {version}\n")
+        lines = ["Metadata-Version: 2.1", f"Name: {project}", f"Version: {version}", "License: MIT"]
+        lines += [f"Requires-Dist: {requirement}" for requirement in requires]
+        wheel.writestr(f"{information}/METADATA", "\n".join(lines) + "\n\nSome words.\n")
         wheel.writestr(f"{information}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         wheel.writestr(f"{information}/RECORD", "")
     return path
