@@ -119,9 +119,9 @@ def _move(
         target.root.mkdir(exist_ok=True)
         _write_journal(target.root, journal)
         if not is_switched:
-            _copy(source, target, copier)
+            _copy_or_leave_nothing(source, target, copier)
             _remember(target.root, ensure_marker(target.root))
-            os.sync()
+            _sync_directories(target)
             switch()
         _write_journal(target.root, msgspec.structs.replace(journal, is_switched=True))
         if not journal.is_kept:
@@ -151,6 +151,18 @@ def _require_fresh(source: Path, target: Path) -> None:
         raise DataRootUnusable(f"{target} is not empty; name a new directory, such as {target / 'quire'}.")
     if not target.parent.is_dir():
         raise DataRootUnusable(f"There is no directory {target.parent}; mount its disk or create it, then try again.")
+
+
+def _copy_or_leave_nothing(source: DataRoot, target: DataRoot, copier: Copier) -> None:
+    """Copy; a target that turns out too small before the first byte is left as it was found."""
+    try:
+        _copy(source, target, copier)
+    except NotEnoughSpace:
+        if [path.name for path in target.root.iterdir()] == [MOVE_JOURNAL_NAME]:
+            (target.root / MOVE_JOURNAL_NAME).unlink()
+            with suppress(OSError):
+                target.root.rmdir()
+        raise
 
 
 def _copy(source: DataRoot, target: DataRoot, copier: Copier) -> None:
@@ -203,6 +215,16 @@ def _require_space(files: list[Path], copier: Copier) -> None:
             needed_bytes=needed_bytes,
             free_bytes=free_bytes,
         )
+
+
+def _sync_directories(root: DataRoot) -> None:
+    """Make names last through a power cut; the files themselves were synced when they were copied."""
+    for path in (root.root, *(path for path in _tree(root) if path.is_dir() and not path.is_symlink())):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def _remove(source: DataRoot, target: DataRoot) -> None:

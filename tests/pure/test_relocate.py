@@ -13,7 +13,7 @@ import pytest
 
 from store.errors import BrokenFile, DataRootUnusable, ModelBusy, NotEnoughSpace
 from store.models import Manifest, ManifestFile, ModelStore
-from store.paths import MOVE_JOURNAL_NAME, DataRoot
+from store.paths import DataRoot
 from store.relocate import MoveReport, move_data_root, pending_move
 from store.removal import remove
 from tests.fakes.hub import COMMIT, sha256
@@ -268,7 +268,7 @@ def test_too_little_room_is_said_before_the_first_byte(
     )
     with pytest.raises(NotEnoughSpace, match=r"The move needs .* has 67.1 MB free; .*quire disk list"):
         move(root.root, tmp_path / "quire", keep=True)
-    assert [path.name for path in (tmp_path / "quire").iterdir()] == [MOVE_JOURNAL_NAME]
+    assert not (tmp_path / "quire").exists()
 
 
 def test_a_root_in_use_is_not_moved(root: DataRoot, target: Path) -> None:
