@@ -169,6 +169,9 @@ def read_disks() -> list[Disk]:
         Mount(Path(part.mountpoint), part.device, part.fstype, "ro" in part.opts.split(","))
         for part in psutil.disk_partitions(all=True)
     ]
+    if all(mount.path != home for mount in mounts):
+        # Some sandboxes hide what is mounted.
+        mounts.append(Mount(home, "", "unknown"))
     disks = []
     for mount in usable_mounts(mounts, home):
         if mount.is_network:

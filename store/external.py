@@ -66,6 +66,11 @@ def registered_folders(root: DataRoot) -> tuple[Path, ...]:
     return tuple(Path(folder) for folder in registry.folders)
 
 
+def missing_folders(root: DataRoot) -> list[Path]:
+    """Registered folders that are not there now: their disks are not mounted, or somebody removed them."""
+    return [folder for folder in registered_folders(root) if not folder.is_dir()]
+
+
 def add_folder(root: DataRoot, folder: Path) -> list[ExternalModel]:
     """Register a folder; its models.  Registering it again changes nothing.
 

@@ -16,14 +16,14 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 
 from store import catalog
 from store.errors import InvalidName, ModelNotFound, UnsupportedFormat
-from store.external import ExternalModel, external_models, find_external
+from store.external import ExternalModel, external_models, find_external, missing_folders
 from store.formats.gguf_parts import gguf_part_paths
 from store.hf_cache import RepoCache
 from store.names import CommitId, ModelName, RepoFile, RepoId, parse_model_name
@@ -131,7 +131,7 @@ class ModelStore:
             return model
         if external := find_external(self.root, parsed, hub_name(parsed)):
             return _external(external)
-        raise ModelNotFound(_not_installed(parsed))
+        raise ModelNotFound(_not_installed(parsed, missing_folders(self.root)))
 
     def find_pulled(self, name: ModelName) -> InstalledModel | None:
         """The complete installed model that `name` stands for, if there is one."""
@@ -272,7 +272,13 @@ def _model_at_path(name: ModelName) -> InstalledModel:
     )
 
 
-def _not_installed(name: ModelName) -> str:
+def _not_installed(name: ModelName, missing: Sequence[Path]) -> str:
+    if missing:
+        folders = ", ".join(map(str, missing))
+        return (
+            f"{name.text} is not installed, and registered folders are not there ({folders}); mount their disk, take "
+            f"them off with `quire disk remove`, or get the model with `quire pull {name.text}`."
+        )
     if name.kind == "alias" and name.text not in catalog.catalog_models():
         return unknown_alias(name)
     return f"{name.text} is not installed; get it with `quire pull {name.text}`."

@@ -169,6 +169,8 @@ def test_a_folder_that_goes_away_takes_only_its_models(root: DataRoot, tmp_path:
     assert registered_folders(root) == (tmp_path / "one", tmp_path / "two")
     (tmp_path / "one").rename(tmp_path / "unmounted")
     assert names(ModelStore(root)) == ["b"]
+    with pytest.raises(ModelNotFound, match=f"{tmp_path}/one.*mount"):
+        ModelStore(root).find("a")
 
 
 def test_a_list_that_cannot_be_read_is_one_sentence(root: DataRoot) -> None:
