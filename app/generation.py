@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 from app.errors import QueueFull
 from app.metrics import Metrics, RequestClock
 from app.residency.worker_client import WorkerClient
-from app.usage_recorder import UsageRecorder
 from engine.api.errors import EngineError
 from engine.api.output import OutputDelta, StepOutput
 from engine.api.request import GenerateRequest, Prompt
@@ -25,6 +24,7 @@ from engine.text.stage import SequenceText, TextStage
 if TYPE_CHECKING:
     from app.residency.supervisor import Supervisor
     from app.translate.job import GenerateJob
+    from app.usage_recorder import UsageRecorder
 
 _INLINE_PROMPT_CHARS = 2000
 """Below this, tokenising takes less time than a hop to a thread and back."""

@@ -111,7 +111,12 @@ def message_hash(message: Message, parent: str | None) -> str:
 
 
 def title_of(messages: Sequence[Message]) -> str:
-    """The first line of the first question, cut to a length that a list can show."""
+    """The first line of the first question."""
     texts = (message.text.strip() for message in messages if message.role == "user")
-    line = next((text.splitlines()[0].strip() for text in texts if text), "")
+    return clean_title(next((text.splitlines()[0] for text in texts if text), ""))
+
+
+def clean_title(text: str) -> str:
+    """One line that a list can show: nothing that would move a cursor, and not too long."""
+    line = " ".join("".join(character if character.isprintable() else " " for character in text).split())
     return line if len(line) <= _MAX_TITLE_CHARS else line[: _MAX_TITLE_CHARS - 1].rstrip() + "…"

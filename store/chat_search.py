@@ -49,7 +49,9 @@ def search_chats(connection: sqlite3.Connection, query: str, *, limit: int = 20)
 def search_terms(query: str) -> list[str]:
     """`'weather "big cat"'` → weather, big cat."""
     found = (match["phrase"] if match["word"] is None else match["word"] for match in _TERM.finditer(query))
-    return [term for raw in found if (term := raw.replace("\0", "").strip())]
+    # Without NUL, which would end a text for SQLite, and halves of characters, which have no encoding.
+    cleaned = (raw.replace("\0", "").encode("utf-8", "ignore").decode() for raw in found)
+    return [term for text in cleaned if (term := text.strip())]
 
 
 def snippet(text: str, terms: Sequence[str]) -> str:

@@ -28,6 +28,7 @@ from store.chat_records import (
     StoredMessage,
     Turn,
     TurnNumbers,
+    clean_title,
     message_hash,
     new_chat_id,
     title_of,
@@ -46,7 +47,9 @@ class ChatsDb:
     def create(self, model: str, title: str = "") -> Chat:
         """A new chat without messages; its title comes from the first question unless given."""
         now = self._clock()
-        chat = Chat(id=new_chat_id(now), title=title, model=model, tip=None, created_at=now, updated_at=now)
+        chat = Chat(
+            id=new_chat_id(now), title=clean_title(title), model=model, tip=None, created_at=now, updated_at=now
+        )
         with writing(self._connection):
             self._insert_chat(chat)
         return chat
@@ -161,15 +164,17 @@ class ChatsDb:
 
     def chat(self, chat_id: str) -> Chat:
         """The chat of that id, or the only one whose id begins so.  Raises ChatNotFound."""
+        # Ids are ASCII; other text may not even be UTF-8.
+        beginning = chat_id.lower() if chat_id.isascii() else ""
         # A range instead of LIKE, in which `_` and `%` would match anything.
         rows = self._connection.execute(
             "SELECT id, title, model, tip, created_at, updated_at FROM threads "
             "WHERE id >= ? AND id < ? || 'zz' LIMIT 2",
-            (chat_id.lower(), chat_id.lower()),
+            (beginning, beginning),
         ).fetchall()
-        if len(rows) == 1 and chat_id and rows[0][0].startswith(chat_id.lower()):
+        if len(rows) == 1 and beginning and rows[0][0].startswith(beginning):
             return _chat(rows[0])
-        if len(rows) > 1 and chat_id:
+        if len(rows) > 1 and beginning:
             raise ChatNotFound(f"Several chats begin with {chat_id!r}; give more of the id, as `quire chats` shows it.")
         raise ChatNotFound(f"There is no chat {chat_id!r}; `quire chats` lists those that are saved.")
 
@@ -188,11 +193,11 @@ class ChatsDb:
         return [_turn(row) for row in rows]
 
     def rename(self, chat_id: str, title: str) -> Chat:
-        """Raises ChatNotFound."""
+        """The chat with its new title, which is cut to one short line.  Raises ChatNotFound."""
         with writing(self._connection):
-            chat = self.chat(chat_id)
-            self._connection.execute("UPDATE threads SET title = ? WHERE id = ?", (title, chat.id))
-        return msgspec.structs.replace(chat, title=title)
+            chat = msgspec.structs.replace(self.chat(chat_id), title=clean_title(title))
+            self._connection.execute("UPDATE threads SET title = ? WHERE id = ?", (chat.title, chat.id))
+        return chat
 
     def delete(self, chat_id: str) -> Chat:
         """Delete a chat, and of its messages those that no other chat shares.  Raises ChatNotFound."""

@@ -22,6 +22,8 @@ from store.database import writing
 
 BUCKETS_PER_DOUBLING = 16
 _ADVISED_STEP = 1024
+_MIN_REQUESTS = 100
+"""Below this, P99 is just the longest."""
 
 LengthKind = Literal["prompt", "output"]
 
@@ -160,7 +162,8 @@ def length_advice(usage: ModelUsage) -> str:
     """One sentence that says what `max_model_len` the recorded requests need, and what to do about it."""
     needed = usage.needed_model_len
     advised = math.ceil(needed / _ADVISED_STEP) * _ADVISED_STEP
-    facts = f"Your requests need {needed:,} tokens (P99 of the prompts plus the longest answer)"
+    requests = "requests" if usage.num_requests >= _MIN_REQUESTS else f"requests so far ({usage.num_requests})"
+    facts = f"Your {requests} need {needed:,} tokens (P99 of the prompts plus the longest answer)"
     if needed > usage.max_model_len:
         return (
             f"{facts} and max_model_len is {usage.max_model_len:,}, so that a long prompt leaves too little room "

@@ -147,12 +147,18 @@ def _transcript(details: ChatDetails) -> str:
     blocks = []
     for message in details.messages:
         turn = answers.get(message.hash)
-        speaker = _SPEAKERS.get(message.role) or (turn.model if turn else details.chat.model)
+        speaker = _SPEAKERS.get(message.role) or _short_revision(turn.model if turn else details.chat.model)
         ending = f"\n({turn.status} before its end)" if turn and turn.status != "done" else ""
         blocks.append(f"{speaker}:\n{message.content}{ending}\n")
     running = [turn.partial for turn in details.turns if turn.status == "streaming" and turn.parent == details.chat.tip]
     blocks += [f"{details.chat.model} (still answering):\n{partial}\n" for partial in running]
     return "\n".join(blocks)
+
+
+def _short_revision(model: str) -> str:
+    """`org/name@0123abcd...` with a commit that a person can read."""
+    name, at, commit = model.partition("@")
+    return f"{name}{at}{commit[:8]}" if len(commit) == 40 else model
 
 
 def _printable(text: str) -> str:

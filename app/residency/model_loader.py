@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import zmq.asyncio
 
@@ -22,7 +22,6 @@ from app.generation import Generator
 from app.metrics import Metrics
 from app.residency.worker_client import OnProgress, WorkerClient
 from app.settings import Settings
-from app.usage_recorder import UsageRecorder
 from engine.api.config import EngineConfig
 from engine.api.wire import EngineStats, WorkerFacts
 from engine.text.generation_defaults import load_generation_defaults
@@ -30,6 +29,9 @@ from engine.text.stage import TextStage, open_text_files
 from store.models import InstalledModel
 from store.paths import DataRoot
 from store.preset import Preset
+
+if TYPE_CHECKING:
+    from app.usage_recorder import UsageRecorder
 
 
 @dataclass(slots=True)

@@ -7,7 +7,7 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 
@@ -171,7 +171,7 @@ def test_ids_sort_by_time_and_a_beginning_is_enough(chats: ChatsDb) -> None:
     a, b = chats.create("m"), chats.create("m")
     shared = next(i for i, (x, y) in enumerate(zip(a.id, b.id, strict=True)) if x != y)
     assert chats.chat(a.id[: shared + 1].upper()) == a
-    for wrong in ("", a.id[:shared], a.id + "0", "%", "_" * 16, "nonsense", "\0", "ü"):
+    for wrong in ("", a.id[:shared], a.id + "0", "%", "_" * 16, "nonsense", "\0", "ü", "\udcff"):
         with pytest.raises(ChatNotFound):
             chats.chat(wrong)
 
@@ -183,8 +183,8 @@ def test_the_list_has_the_latest_first_and_filters_by_model(chats: ChatsDb) -> N
     assert [chat.model for chat in chats.chats()] == ["a", "b", "a"]
     assert [chat.model for chat in chats.chats(model="b")] == ["b"]
     assert len(chats.chats(limit=1)) == 1
-    renamed = chats.rename(chats.chats(model="b")[0].id, "Better")
-    assert chats.chat(renamed.id).title == "Better"
+    renamed = chats.rename(chats.chats(model="b")[0].id, " Better\n\x1b[2J title ")
+    assert chats.chat(renamed.id).title == renamed.title == "Better [2J title"
 
 
 @pytest.mark.parametrize(
@@ -227,6 +227,7 @@ def weather(chats: ChatsDb, connection: sqlite3.Connection) -> sqlite3.Connectio
         ("*", []),
         ("", []),
         ('" "', []),
+        ("\udcff", []),
     ],
 )
 def test_search(weather: sqlite3.Connection, query: str, titles: list[str]) -> None:
@@ -240,6 +241,18 @@ def test_a_search_finds_titles_and_shows_where(chats: ChatsDb, weather: sqlite3.
     (hit,) = search_chats(weather, "identifier")
     assert (hit.role, hit.snippet) == ("assistant", "An identifier.")
     assert len(search_chats(weather, "天气", limit=1)) == 1
+
+
+@given(st.text(st.sampled_from("ab天气\"*-:^(){}%_\\\0'N "), max_size=12))
+@example("NOT AND OR NEAR")
+def test_no_query_is_read_as_syntax(query: str) -> None:
+    connection = sqlite3.connect(":memory:")
+    migrate(connection)
+    chats = ChatsDb(connection)
+    terms = search_terms(query)
+    say(chats, chats.create("m").id, user(f"before {' '.join(terms)} after"), answer="x")
+    assert len(search_chats(connection, query)) == (1 if terms else 0)
+    connection.close()
 
 
 def test_a_snippet_is_the_text_around_the_first_term() -> None:

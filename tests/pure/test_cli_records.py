@@ -99,7 +99,7 @@ def test_one_that_cannot_be_deleted_does_not_keep_the_others(
 def test_usage(capsys: pytest.CaptureFixture[str]) -> None:
     assert quire("usage") == 0
     printed = capsys.readouterr().out
-    assert "m: Your requests need 120 tokens" in printed
+    assert "m: Your requests so far (1) need 120 tokens" in printed
     assert quire("usage", "m", "--json") == 0
     (entry,) = json.loads(capsys.readouterr().out)["models"]
     assert (entry["requests"], entry["prompt_p99"], entry["needed_model_len"]) == (1, 100, 120)

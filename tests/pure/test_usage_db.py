@@ -69,7 +69,8 @@ def test_batches_add_up(usage: UsageDb) -> None:
 
 
 def test_the_advice_is_p99_of_the_prompts_plus_the_longest_answer() -> None:
-    assert "need 6,144 tokens" in length_advice(USAGE)
+    assert "Your requests need 6,144 tokens" in length_advice(USAGE)
+    assert "Your requests so far (99) need" in length_advice(msgspec.structs.replace(USAGE, num_requests=99))
     assert "max_model_len is 32,768; QUIRE_MAX_MODEL_LEN=6144 would serve them" in length_advice(USAGE)
     assert "max_model_len, 6,144, fits them" in length_advice(msgspec.structs.replace(USAGE, max_model_len=6144))
     assert "raise QUIRE_MAX_MODEL_LEN" in length_advice(msgspec.structs.replace(USAGE, max_model_len=6000))
