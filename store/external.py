@@ -18,12 +18,12 @@ from pathlib import Path
 import msgspec
 
 from store.errors import DataRootUnusable, ModelNotFound, UnsupportedFormat
+from store.formats.part_names import parse_part_name, part_paths
 from store.names import ModelName
 from store.paths import DataRoot
 
 _MAX_DEPTH = 4
 _MAX_ALIAS_LENGTH = 64
-_SHARD = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _NOT_IN_ALIASES = re.compile(r"[^a-z0-9._-]+")
 
@@ -183,8 +183,8 @@ def _plain_models(folder: Path) -> list[ExternalModel]:
         directories[:] = sorted(name for name in directories if not name.startswith(".")) if depth < _MAX_DEPTH else []
         for file in (here / name for name in sorted(files)):
             if file.suffix.lower() == ".gguf":
-                shard = _SHARD.fullmatch(file.stem)
-                name = _alias(shard["stem"] if shard else file.stem)
+                shard = parse_part_name(file.name)
+                name = _alias(shard.stem if shard else file.stem)
                 if gguf := _gguf_model(file, name, folder):
                     models.append(gguf)
     return _with_unique_names(models)
@@ -223,23 +223,14 @@ def _gguf_model(path: Path, name: str, folder: Path) -> ExternalModel | None:
     """The model of a GGUF file; only the first part stands for a split one, and only if all are there."""
     if path.name.lower().startswith("mmproj") or not _is_complete(path):
         return None
-    shard = _SHARD.fullmatch(path.stem)
-    if shard and int(shard["number"]) != 1:
+    shard = parse_part_name(path.name)
+    if shard and shard.number != 1:
         return None
-    return _model(name, path, folder, _shards(path))
+    return _model(name, path, folder, part_paths(path))
 
 
 def _is_complete(path: Path) -> bool:
-    return all(file.is_file() for file in _shards(path))
-
-
-def _shards(path: Path) -> list[Path]:
-    """The files that belong together with `path` by their numbering; itself alone if it has none."""
-    shard = _SHARD.fullmatch(path.stem)
-    if shard is None or int(shard["count"]) > 1000:
-        return [path]
-    count = int(shard["count"])
-    return [path.with_name(f"{shard['stem']}-{n:05}-of-{count:05}{path.suffix}") for n in range(1, count + 1)]
+    return all(file.is_file() for file in part_paths(path))
 
 
 def _model(name: str, path: Path, folder: Path, files: list[Path]) -> ExternalModel | None:

@@ -122,8 +122,7 @@ def facts_of_checkpoint(
     shape = shape_of_config(config)
     text = text_section(config)
     dtype = identifier(text.get("dtype")) or identifier(text.get("torch_dtype"))
-    quantized = config.get("quantization_config")
-    method = identifier(quantized.get("quant_method")) or "unknown" if isinstance(quantized, dict) else None
+    method = _quantization_method(config.get("quantization_config"))
     facts = _facts(shape, list(tensors), dtype)
     return msgspec.structs.replace(
         facts,
@@ -132,6 +131,13 @@ def facts_of_checkpoint(
         quantization_method=method,
         has_chat_template=has_chat_template,
     )
+
+
+def _quantization_method(section: object) -> str | None:
+    """The method that config.json names; "unknown" for one that it does not name properly."""
+    if not isinstance(section, dict) or not section:
+        return None
+    return identifier(section.get("quant_method")) or "unknown"
 
 
 def _facts(shape: ModelShape, tensors: Sequence[tuple[str, TensorFacts]], dtype: str | None) -> ModelFacts:

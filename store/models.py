@@ -24,7 +24,7 @@ import msgspec
 from store import catalog
 from store.errors import InvalidName, ModelNotFound, UnsupportedFormat
 from store.external import ExternalModel, external_models, find_external, missing_folders
-from store.formats.gguf_parts import gguf_part_paths
+from store.formats.part_names import part_paths
 from store.hf_cache import RepoCache
 from store.names import CommitId, ModelName, RepoFile, RepoId, parse_model_name
 from store.paths import DataRoot
@@ -259,7 +259,7 @@ def _model_at_path(name: ModelName) -> InstalledModel:
     elif path.is_file():
         if path.suffix.lower() != ".gguf":
             raise UnsupportedFormat(f"{path} is not a .gguf file; name a model directory or a .gguf file.")
-        files = [part for part in gguf_part_paths(path) if part.is_file()]
+        files = [part for part in part_paths(path) if part.is_file()]
     else:
         raise ModelNotFound(f"There is no model at {path}; check the path, or pull a model with `quire pull NAME`.")
     return InstalledModel(

@@ -21,8 +21,9 @@ from store.facts import (
 )
 from store.formats.byte_source import RangedBytes
 from store.formats.gguf import GgufHeader, parse_gguf_header
-from store.formats.gguf_parts import gguf_part_names, join_gguf_parts
+from store.formats.gguf_parts import join_gguf_parts
 from store.formats.json_object import MAX_JSON_FILE_BYTES, json_object
+from store.formats.part_names import part_names
 from store.formats.safetensors import SafetensorsTensor, parse_safetensors_header
 from store.names import RepoFile
 
@@ -61,7 +62,7 @@ def remote_facts(files: Mapping[RepoFile, int | None], entry: RepoFile | None, r
 
 
 def _gguf_facts(files: Mapping[RepoFile, int | None], entry: RepoFile, read: ReadRange) -> ModelFacts:
-    names = [RepoFile(name) for name in gguf_part_names(entry)]
+    names = [RepoFile(name) for name in part_names(entry)]
     headers: list[GgufHeader] = []
     for name in names:
         if name not in files:

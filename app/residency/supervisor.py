@@ -15,10 +15,11 @@ from pathlib import Path
 
 from app.errors import ShuttingDown
 from app.metrics import Metrics
+from app.residency.acceptance import why_unsupported
 from app.residency.memory import DeviceMemory, declared_bytes, least_needed_bytes, worker_budget_bytes
 from app.residency.model_loader import ModelLoader, ResidentModel
 from app.settings import Settings
-from engine.api.errors import InsufficientMemory, WorkerDied
+from engine.api.errors import InsufficientMemory, UnsupportedModel, WorkerDied
 from engine.api.wire import Progress
 from store.facts import ModelFacts
 from store.models import InstalledModel
@@ -187,6 +188,8 @@ class Supervisor:
 
     async def _load_with_room(self, installed: InstalledModel, load: Load) -> ResidentModel:
         facts = await asyncio.to_thread(self._read_facts, installed.path)
+        if reason := why_unsupported(facts):
+            raise UnsupportedModel(reason)
         while True:
             budget_bytes = await self._make_room(installed, facts)
             logger.info("Loading %s within %.2f GiB", installed.name, budget_bytes / GIB)

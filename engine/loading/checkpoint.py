@@ -20,7 +20,7 @@ from engine.loading.gguf_checkpoint import GgufCheckpoint
 from engine.loading.read_plan import StoredTensor
 from engine.loading.safetensors_checkpoint import SafetensorsCheckpoint, read_config_json
 from store.errors import BrokenFile
-from store.formats.gguf_parts import gguf_part_paths
+from store.formats.part_names import part_paths
 
 
 class Checkpoint(Protocol):
@@ -89,7 +89,7 @@ def _find_gguf(path: Path, load_format: LoadFormat) -> Path | None:
         return path
     if load_format != "gguf" and (path / "config.json").exists():
         return None
-    files = sorted({gguf_part_paths(file)[0] for file in path.glob("*.gguf")})
+    files = sorted({part_paths(file)[0] for file in path.glob("*.gguf")})
     if len(files) > 1:
         raise UnsupportedModel(f"{path} holds {len(files)} GGUF models; give the path of one of them.")
     if files:

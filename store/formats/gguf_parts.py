@@ -9,7 +9,6 @@ Keys: https://github.com/ggml-org/llama.cpp/blob/master/tools/gguf-split/README.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,8 +17,7 @@ from typing import Any
 from store.errors import BrokenFile
 from store.formats import limits
 from store.formats.gguf import GgufHeader, GgufTensor, read_gguf_header
-
-_PART_NAME = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suffix>\.gguf)", re.IGNORECASE)
+from store.formats.part_names import part_paths
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +33,7 @@ def read_gguf_model(path: Path, *, longest_array: int = limits.MAX_ARRAY_ITEMS) 
 
     Arguments and errors as `read_gguf_header`; a part that is missing is a `BrokenFile` too.
     """
-    paths = tuple(gguf_part_paths(path))
+    paths = tuple(part_paths(path))
     header = read_gguf_header(paths[0], longest_array=longest_array)
     others = (read_gguf_header(part, longest_array=0) for part in paths[1:])
     return GgufModel(join_gguf_parts([part.name for part in paths], [header, *others]), paths)
@@ -43,21 +41,7 @@ def read_gguf_model(path: Path, *, longest_array: int = limits.MAX_ARRAY_ITEMS) 
 
 def read_gguf_metadata(path: Path) -> dict[str, Any]:
     """The metadata of the model that the file at `path` is, or is a part of; errors as `read_gguf_header`."""
-    return read_gguf_header(gguf_part_paths(path)[0]).metadata
-
-
-def gguf_part_paths(path: Path) -> list[Path]:
-    """All files of the model that the file at `path` is a part of, in order, whether they are there or not."""
-    return [path.with_name(name) for name in gguf_part_names(path.name)]
-
-
-def gguf_part_names(name: str) -> list[str]:
-    """Names of all parts of the model, in order, by the name of one; `name` alone if it is not that of a part."""
-    match = _PART_NAME.fullmatch(name)
-    count = int(match["count"]) if match else 0
-    if match is None or not 1 <= int(match["number"]) <= count <= limits.MAX_PARTS:
-        return [name]
-    return [f"{match['stem']}-{number:05d}-of-{count:05d}{match['suffix']}" for number in range(1, count + 1)]
+    return read_gguf_header(part_paths(path)[0]).metadata
 
 
 def join_gguf_parts(names: Sequence[str], headers: Sequence[GgufHeader]) -> GgufHeader:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from store.errors import ModelNotFound, UnsupportedFormat
+from store.formats.part_names import parse_part_name, part_names
 from store.names import RepoFile
 
 _TEXT_FILES = frozenset(
@@ -34,8 +35,6 @@ _TEXT_FILES = frozenset(
 )
 _SINGLE_WEIGHTS = "model.safetensors"
 _WEIGHTS_INDEX = "model.safetensors.index.json"
-_SHARD = re.compile(r"model-\d{5}-of-(\d{5})\.safetensors")
-_GGUF_PART = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
 _GGUF_QUANTIZATION = re.compile(
     r"(?:^|[-._/])((?:I?Q\d(?:_[0-9A-Z]+)*|TQ\d_\d|MXFP4(?:_MOE)?|BF16|F16|FP16|F32))(?=[-._/]|$)", re.IGNORECASE
 )
@@ -78,15 +77,20 @@ def gguf_quantization(name: str) -> str | None:
 def _safetensors(names: Sequence[RepoFile]) -> list[RepoFile]:
     if _SINGLE_WEIGHTS in names:
         return [RepoFile(_SINGLE_WEIGHTS)]
-    shards = sorted(name for name in names if _SHARD.fullmatch(name))
+    shards = sorted(name for name in names if _is_shard(name))
     if not shards or _WEIGHTS_INDEX not in names:
         return []
-    match = _SHARD.fullmatch(shards[0])
-    if match and int(match[1]) != len(shards):
+    expected = part_names(shards[0])
+    if len(expected) != len(shards):
         raise UnsupportedFormat(
-            f"The repository lists {len(shards)} of its {int(match[1])} weight files; choose another revision."
+            f"The repository lists {len(shards)} of its {len(expected)} weight files; choose another revision."
         )
     return [RepoFile(_WEIGHTS_INDEX), *shards]
+
+
+def _is_shard(name: str) -> bool:
+    part = parse_part_name(name)
+    return part is not None and (part.stem, part.suffix) == ("model", ".safetensors")
 
 
 def _choose_gguf(names: Sequence[RepoFile], quantization: str | None) -> RepoFile:
@@ -116,26 +120,23 @@ def _gguf_models(names: Sequence[RepoFile]) -> list[RepoFile]:
         name
         for name in names
         if name.lower().endswith(".gguf")
-        and ((part := _GGUF_PART.fullmatch(name)) is None or int(part["number"]) == 1)
+        and ((part := parse_part_name(name)) is None or part.number == 1)
         and not any(word in name.lower() for word in ("mmproj", "imatrix"))
     )
 
 
 def _with_parts(entry: RepoFile, names: Sequence[RepoFile]) -> ChosenFiles:
     """A GGUF file with all its parts, whichever of them was named.  Raises UnsupportedFormat if one is missing."""
-    match = _GGUF_PART.fullmatch(entry)
-    if match is None:
+    part = parse_part_name(entry)
+    if part is None:
         return ChosenFiles((entry,), entry)
     known = set(names)
-    parts = [
-        RepoFile(f"{match['stem']}-{number:05d}-of-{match['count']}.gguf")
-        for number in range(1, int(match["count"]) + 1)
-    ]
+    parts = [RepoFile(name) for name in part.siblings()]
     present = [part for part in parts if part in known]
-    if not parts or present != parts:
+    if present != parts:
         raise UnsupportedFormat(
-            f"The repository lists {len(present)} of the {int(match['count'])} parts of {match['stem']}; choose "
-            "another quantisation or revision."
+            f"The repository lists {len(present)} of the {part.count} parts of {part.stem}; choose another "
+            "quantisation or revision."
         )
     return ChosenFiles(tuple(parts), parts[0])
 
