@@ -55,7 +55,7 @@ def _standing(manifest: Manifest, current_commit: CurrentCommit) -> Standing:
         reason = f"it was made from {manifest.base}; make it again once that is updated."
         return Standing(manifest.name, manifest.commit, "made here", reason=reason)
     if _is_pinned(manifest):
-        reason = f"its name says which version it is ({manifest.reference})."
+        reason = f"its name stands for one version ({manifest.reference})."
         return Standing(manifest.name, manifest.commit, "pinned", reason=reason)
     try:
         current = current_commit(manifest.name)

@@ -31,7 +31,8 @@ from app.schema.admin import (
     ShutdownAnswer,
     StoppedModel,
 )
-from app.translate.admin import installed_entry, load_line, model_card, pull_line, running_entry
+from app.translate.admin import installed_entry, load_line, model_card, pull_line
+from app.translate.running import running_entry
 from store.errors import StoreError
 from store.facts import read_model_facts
 from store.models import InstalledModel, ModelStore

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from app.cli.failure import CommandFailure
-from app.cli.local_store import open_store
+from app.cli.local_store import changing_store
 from app.cli.output import format_bytes, notice, write_json
 from app.cli.resident import JsonOption
 from app.cli.store_work import shown_progress
@@ -32,8 +32,11 @@ def export(
         raise CommandFailure(f"{file} is a directory; name a file in it, such as {file / 'model.tar'}.")
     if file.exists() and not force:
         raise CommandFailure(f"{file} is there already; give --force to replace it, or name another file.")
-    store = open_store(load_settings())
-    with _file_errors(file, "written"), shown_progress(json_output=json_output) as reporter:
+    with (
+        changing_store(load_settings()) as store,
+        _file_errors(file, "written"),
+        shown_progress(json_output=json_output) as reporter,
+    ):
         size_bytes = export_model(store, model, file, reporter)
     if json_output:
         write_json({"file": str(file), "size_bytes": size_bytes})
@@ -48,11 +51,12 @@ def import_bundle(
     """Install a model from a file, without a network."""
     from app.settings import load_settings
     from store.bundle_import import import_model
-    from store.models import ModelStore
-    from store.paths import DataRoot
 
-    store = ModelStore(DataRoot.open(load_settings().data_root))
-    with _file_errors(file, "read"), shown_progress(json_output=json_output) as reporter:
+    with (
+        changing_store(load_settings(), creates=True) as store,
+        _file_errors(file, "read"),
+        shown_progress(json_output=json_output) as reporter,
+    ):
         model = import_model(store, file, reporter, force=force)
     if json_output:
         write_json({"name": model.name, "size_bytes": model.size_bytes, "digest": model.digest})

@@ -12,7 +12,7 @@ import typer
 
 from app.cli.connection import find_client, open_client
 from app.cli.failure import INTERRUPTED_EXIT_CODE
-from app.cli.local_store import open_store
+from app.cli.local_store import changing_store
 from app.cli.output import notice, write_json
 from app.cli.pull import pull_model
 from app.cli.resident import JsonOption
@@ -37,11 +37,11 @@ def create(
     from store.derive import check_new_name
 
     settings = load_settings()
-    store = open_store(settings)
     new_name = check_new_name(name)
     modelfile = read_modelfile(file)
-    _pull_if_missing(settings, store, modelfile.base)
-    model = create_model(store, new_name, modelfile)
+    with changing_store(settings, creates=True) as store:
+        _pull_if_missing(settings, store, modelfile.base)
+        model = create_model(store, new_name, modelfile)
     _unload(settings, new_name)
     _report(model, json_output=json_output)
 
@@ -58,7 +58,9 @@ def copy(
     from app.settings import load_settings
     from store.derive import copy_model
 
-    _report(copy_model(open_store(load_settings()), source, name), json_output=json_output)
+    with changing_store(load_settings()) as store:
+        model = copy_model(store, source, name)
+    _report(model, json_output=json_output)
 
 
 def _report(model: InstalledModel, *, json_output: bool) -> None:

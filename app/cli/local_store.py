@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -18,3 +20,20 @@ def open_store(settings: Settings) -> ModelStore:
     from store.paths import DataRoot
 
     return ModelStore(DataRoot.look(settings.data_root))
+
+
+@contextmanager
+def changing_store(settings: Settings, *, creates: bool = False) -> Iterator[ModelStore]:
+    """The models of the data root, for changes: it is not moved to another disk meanwhile.
+
+    A command that brings something `creates` the data root where there is none.
+    """
+    from store.models import ModelStore
+    from store.paths import DataRoot
+
+    root = DataRoot.open(settings.data_root) if creates else DataRoot.look(settings.data_root)
+    if not root.root.is_dir():
+        yield ModelStore(root)
+        return
+    with root.in_use():
+        yield ModelStore(root)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from app.cli.local_store import open_store
+from app.cli.local_store import changing_store
 from app.cli.output import format_bytes, notice, write_json, write_table
 from app.cli.resident import JsonOption
 
@@ -38,18 +38,18 @@ def prune(
     from app.settings import load_settings
     from store.prune import find_waste
 
-    store = open_store(load_settings())
-    findings = find_waste(store, older_than_days=older_than, everything=everything)
-    if not json_output:
-        _print(findings)
-    if dry_run or not findings or not _is_wanted(yes=yes, may_ask=not json_output):
-        if json_output:
-            write_json({"found": [_entry(finding) for finding in findings], "freed_bytes": 0})
-        if findings and not dry_run:
-            notice("Nothing was deleted; give --yes to delete it.")
-            raise typer.Exit(1)
-        return
-    entries, freed_bytes = _delete(store, findings)
+    with changing_store(load_settings()) as store:
+        findings = find_waste(store, older_than_days=older_than, everything=everything)
+        if not json_output:
+            _print(findings)
+        if dry_run or not _is_wanted(findings, yes=yes, may_ask=not json_output):
+            if json_output:
+                write_json({"found": [_entry(finding) for finding in findings], "freed_bytes": 0})
+            if findings and not dry_run:
+                notice("Nothing was deleted; give --yes to delete it.")
+                raise typer.Exit(1)
+            return
+        entries, freed_bytes = _delete(store, findings)
     if json_output:
         write_json({"found": entries, "freed_bytes": freed_bytes})
     notice(f"{format_bytes(freed_bytes)} freed.")
@@ -66,9 +66,9 @@ def _print(findings: list[Finding]) -> None:
     notice(f"{format_bytes(sum(finding.waste.size_bytes for finding in findings))} in all.")
 
 
-def _is_wanted(*, yes: bool, may_ask: bool) -> bool:
-    if yes or not may_ask or not (sys.stdin and sys.stdin.isatty()):
-        return yes
+def _is_wanted(findings: list[Finding], *, yes: bool, may_ask: bool) -> bool:
+    if not findings or yes or not may_ask or not (sys.stdin and sys.stdin.isatty()):
+        return yes and bool(findings)
     return typer.confirm("Delete it?", err=True)
 
 

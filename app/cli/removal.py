@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from app.cli.connection import find_client
-from app.cli.local_store import open_store
+from app.cli.failure import CommandFailure
+from app.cli.local_store import changing_store
 from app.cli.output import format_bytes, notice, write_json
 from app.cli.resident import JsonOption
 
@@ -32,7 +33,8 @@ def remove(
     from app.settings import load_settings
 
     settings = load_settings()
-    results = asyncio.run(_remove_each(find_client(settings), open_store(settings), models, force=force))
+    with changing_store(settings) as store:
+        results = asyncio.run(_remove_each(find_client(settings), store, models, force=force))
     if json_output:
         write_json({"models": results})
     if any("error" in result for result in results):
@@ -51,7 +53,7 @@ async def _remove_each(
         for model in models:
             try:
                 results.append(await _remove(client, store, model, force=force))
-            except (ClientError, StoreError) as error:
+            except (ClientError, CommandFailure, StoreError) as error:
                 notice(error.message)
                 results.append({"name": model, "error": error.message})
     return results
@@ -62,6 +64,10 @@ async def _remove(client: QuireClient | None, store: ModelStore, model: str, *, 
     from store.removal import remove as remove_from_store
 
     plan = plan_removal(store, model)
+    if client is not None and not force and plan.name in {running.name for running in await client.ps()}:
+        raise CommandFailure(
+            f"{plan.name} is in memory; stop it first with `quire stop {plan.name}`, or give `quire rm --force`."
+        )
     notice(_announcement(plan))
     if client is None:
         freed_bytes = remove_from_store(store, model).freed_bytes

@@ -9,7 +9,7 @@ import typer
 
 from app.cli.connection import find_client
 from app.cli.failure import CommandFailure
-from app.cli.local_store import open_store
+from app.cli.local_store import changing_store, open_store
 from app.cli.output import format_bytes, notice, write_json, write_table
 from app.cli.resident import JsonOption
 from app.cli.store_work import shown_callbacks
@@ -61,18 +61,19 @@ def update(
     if bool(models) == update_all:
         raise typer.BadParameter("name models, or give --all; `quire outdated` shows which have a newer version")
     from app.settings import load_settings
-    from store.models import InstalledModel, ModelStore
-    from store.paths import DataRoot
+    from store.models import InstalledModel
     from store.progress import Reporter
     from store.pull import pull
 
     settings = load_settings()
-    hub, root = _online_hub(settings), DataRoot.open(settings.data_root)
-    store = ModelStore(root)
-    with root.in_use(), shown_callbacks(json_output=json_output) as (on_progress, is_cancelled):
+    hub = _online_hub(settings)
+    with (
+        changing_store(settings, creates=True) as store,
+        shown_callbacks(json_output=json_output) as (on_progress, is_cancelled),
+    ):
 
         def refresh(name: str) -> InstalledModel:
-            return pull(name, root, hub, on_progress, is_cancelled, refresh=True)
+            return pull(name, store.root, hub, on_progress, is_cancelled, refresh=True)
 
         reporter = Reporter(on_progress, is_cancelled)
         entries = [_updated(store, each, refresh, reporter) for each in _standings(store, models, hub, is_cancelled)]

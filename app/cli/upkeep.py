@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from app.cli.local_store import open_store
+from app.cli.local_store import changing_store
 from app.cli.output import format_bytes, notice, write_json, write_table
 from app.cli.resident import JsonOption
 from app.cli.store_work import shown_progress
@@ -27,10 +27,9 @@ def verify(
     from store.errors import Cancelled, StoreError
     from store.verify import Verifier, models_to_verify
 
-    store = open_store(load_settings())
     verdicts: list[Verdict] = []
     errors: list[dict[str, str]] = []
-    with shown_progress(json_output=json_output) as reporter:
+    with changing_store(load_settings()) as store, shown_progress(json_output=json_output) as reporter:
         verifier = Verifier(store, reporter)
         for manifest in models_to_verify(store, models or []):
             try:

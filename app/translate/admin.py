@@ -1,30 +1,29 @@
-"""Store and engine values → bodies of the admin routes: pure functions.  Called by `app.api.admin`."""
+"""Store and engine values → bodies of the admin routes: pure functions.
+
+Called by `app.api.admin` and by commands that need no daemon, and so imports nothing that takes long;
+what is in memory is in `app.translate.running`.
+"""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from app.metrics import kv_usage
-from app.residency.memory import declared_bytes
-from app.residency.model_loader import ResidentModel
 from app.schema.admin import (
     InstalledModelEntry,
     ModelCardDetails,
     ModelDetails,
     ModelMemory,
     ProgressLine,
-    RunningModelEntry,
 )
-from engine.api.wire import Progress
-from store.facts import ModelFacts
 from store.modelfile import Modelfile, format_modelfile
-from store.models import InstalledModel
 from store.preset import Preset
-from store.progress import PullProgress
 
 if TYPE_CHECKING:
-    # Knows networks, which nothing that is installed needs.
+    from engine.api.wire import Progress
+    from store.facts import ModelFacts
+    from store.models import InstalledModel
+    from store.progress import PullProgress
     from store.remote_model import RemoteModel
 
 
@@ -56,28 +55,6 @@ def installed_entry(installed: InstalledModel, facts: ModelFacts | None) -> Inst
         digest=installed.digest,
         source=installed.source,
         details=None if facts is None else model_details(facts, _context_length(installed, facts)),
-    )
-
-
-def running_entry(resident: ResidentModel) -> RunningModelEntry:
-    facts = resident.facts
-    size_bytes = declared_bytes(facts)
-    return RunningModelEntry(
-        name=resident.name,
-        model=resident.name,
-        size=size_bytes,
-        size_vram=0 if facts.device.startswith("cpu") else size_bytes,
-        digest=resident.installed.digest,
-        context_length=facts.max_model_len,
-        device=facts.device,
-        dtype=facts.dtype,
-        architecture=facts.architecture,
-        loaded_at=rfc3339(resident.loaded_at),
-        pid=resident.worker.pid,
-        num_requests=resident.generator.num_open,
-        kv_cache_tokens=facts.num_kv_tokens,
-        kv_cache_usage=round(kv_usage(resident.worker.stats), 4),
-        notes=facts.notes,
     )
 
 

@@ -147,6 +147,7 @@ def test_stop(daemon: HttpDaemon, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_rm_goes_on_after_a_failure(daemon: HttpDaemon, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     install(tmp_path / "QUIRE_HOME", "m")
+    daemon.resident = []
     assert quire("rm", "org/absent", "m", "--json") == 1
     printed = capsys.readouterr()
     assert printed.err.splitlines() == [
@@ -160,8 +161,15 @@ def test_rm_goes_on_after_a_failure(daemon: HttpDaemon, tmp_path: Path, capsys: 
     assert "/api/stop" not in daemon.paths()
 
 
-def test_rm_with_force_stops_the_model_first(daemon: HttpDaemon, tmp_path: Path) -> None:
+def test_rm_with_force_stops_the_model_first(
+    daemon: HttpDaemon, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     install(tmp_path / "QUIRE_HOME", "m")
+    assert quire("rm", "m") == 1
+    assert capsys.readouterr().err.splitlines() == [
+        "m is in memory; stop it first with `quire stop m`, or give `quire rm --force`."
+    ]
+    daemon.requests.clear()
     assert quire("rm", "m", "--force") == 0
     assert daemon.paths() == ["/api/stop", "/api/delete"]
 

@@ -165,9 +165,9 @@ def test_listing_many_models_imports_nothing_slow(store: ModelStore) -> None:
     for number in range(200):
         install(store, f"org/m{number}", f"org/m{number}", {"a.gguf": b"GGUF"}, entry="a.gguf")
     code = (
-        "import sys; from store.models import ModelStore; from store.paths import DataRoot; "
+        "import sys, app.translate.admin; from store.models import ModelStore; from store.paths import DataRoot; "
         "assert len(ModelStore(DataRoot.open()).list()) == 200; "
-        "print(*{'httpx', 'huggingface_hub', 'sqlite_utils', 'torch', 'numpy'} & set(sys.modules))"
+        "print(*{'httpx', 'huggingface_hub', 'sqlite_utils', 'torch', 'numpy', 'tokenizers', 'zmq'} & set(sys.modules))"
     )
     environment = os.environ | {"QUIRE_HOME": str(store.root.root)}
     listed = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
