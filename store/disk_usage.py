@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from store.disks import free_bytes_at
+from store.errors import InvalidName
 from store.known_roots import mount_of
+from store.names import RepoId
 from store.paths import DataRoot
 
 
@@ -31,10 +33,10 @@ class Usage:
 
 def disk_usage(root: DataRoot) -> Usage:
     """Sum up the data root; files that vanish meanwhile count as nothing."""
-    repos = sorted(path for path in root.hub.glob("models--*") if path.is_dir())
+    repos = {repo: path for path in sorted(root.hub.glob("*--*")) if path.is_dir() and (repo := _repo_of(path))}
     packed = _sum(path for path in _files(root.kernels) if path.suffix == ".safetensors")
     return Usage(
-        models={repo.name.removeprefix("models--").replace("--", "/", 1): _sum(_files(repo)) for repo in repos},
+        models={str(repo): _sum(_files(path)) for repo, path in repos.items()},
         downloads=_sum(_files(root.downloads)),
         kernels=_sum(_files(root.kernels)) - packed,
         packed_weights=packed,
@@ -42,6 +44,14 @@ def disk_usage(root: DataRoot) -> Usage:
         mount=mount_of(root.root),
         free_bytes=free_bytes_at(root.root),
     )
+
+
+def _repo_of(path: Path) -> RepoId | None:
+    """The repository a directory of the cache belongs to, or None for what is no repository's."""
+    try:
+        return RepoId.of_folder(path.name)
+    except InvalidName:
+        return None
 
 
 def _files(folder: Path) -> Iterable[Path]:

@@ -6,6 +6,7 @@ Called by `app.api.chats`, `app.api.usage` and `app.cli.local_records`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -14,7 +15,9 @@ from app.schema.chats import ChatDetails, ChatEntry, ChatMessageEntry, ModelUsag
 from app.translate.admin import rfc3339
 from store.chat_records import Chat, Message, Part, StoredMessage, Turn
 from store.chat_search import SearchHit
+from store.errors import InvalidName
 from store.models import InstalledModel
+from store.names import RepoId
 from store.usage_db import ModelUsage, length_advice
 
 
@@ -28,8 +31,9 @@ def model_revision(installed: InstalledModel) -> str:
     """`org/name@commit` of a model in a cache of the Hugging Face layout, else its name."""
     parts = installed.path.parts
     for repo, folder, commit in zip(parts, parts[1:], parts[2:], strict=False):
-        if folder == "snapshots" and repo.startswith("models--"):
-            return f"{repo.removeprefix('models--').replace('--', '/')}@{commit}"
+        if folder == "snapshots":
+            with suppress(InvalidName):
+                return f"{RepoId.of_folder(repo)}@{commit}"
     return installed.name
 
 

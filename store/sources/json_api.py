@@ -15,6 +15,9 @@ import httpx
 
 MAX_ANSWER_BYTES = 32 * 1024 * 1024
 _MAX_REDIRECTS = 5
+_BUSY = frozenset({429, 502, 503, 504})
+_BUSY_ATTEMPTS = 3
+_BUSY_DELAY_S = 1.0
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 
 
@@ -24,10 +27,11 @@ class ApiFailure(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ApiAnswer:
-    """`origin` is where the answer came from in the end, without a path."""
+    """`origin` is where the answer came from in the end, without a path; `retry_after_s` is for busy servers."""
 
     status: int
     body: bytes
+    retry_after_s: float
     error_code: str
     next_link: str | None
     origin: str
@@ -62,9 +66,14 @@ def origin_of(url: str | httpx.URL) -> str:
 
 
 def get(url: str, token: str | None, request: ApiRequest) -> ApiAnswer:
-    """Ask once; any HTTP status is an answer.  Raises ApiFailure."""
+    """Ask, and again a little later if the server is busy; any HTTP status is an answer.  Raises ApiFailure."""
     try:
         with httpx.Client(timeout=request.timeout_s, follow_redirects=False) as client:
+            for _ in range(_BUSY_ATTEMPTS - 1):
+                answer = _follow(client, httpx.URL(url), token, request)
+                if answer.status not in _BUSY or time.monotonic() + answer.retry_after_s > request.deadline_s:
+                    return answer
+                time.sleep(answer.retry_after_s)
             return _follow(client, httpx.URL(url), token, request)
     except httpx.TimeoutException as error:
         raise ApiFailure(f"did not answer within {request.timeout_s:g} s") from error
@@ -83,7 +92,10 @@ def _follow(client: httpx.Client, target: httpx.URL, token: str | None, request:
             if response.status_code not in _REDIRECTS or "Location" not in response.headers:
                 link = response.links.get("next", {}).get("url")
                 code = response.headers.get("X-Error-Code", "")
-                return ApiAnswer(response.status_code, _read(response, request), code, link, origin_of(target))
+                delay = response.headers.get("Retry-After", "")
+                delay_s = float(delay) if delay.isdecimal() else _BUSY_DELAY_S
+                body = _read(response, request)
+                return ApiAnswer(response.status_code, body, delay_s, code, link, origin_of(target))
             location = target.join(response.headers["Location"])
         if location.scheme not in ("http", "https") or (target.scheme == "https" and location.scheme != "https"):
             raise ApiFailure(f"redirects to an unsafe {location.scheme} address")

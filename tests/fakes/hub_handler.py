@@ -83,6 +83,10 @@ class HubHandler(BaseHTTPRequestHandler):
         with self.server.hub.lock:
             return entries.pop(0) if entries and (entries[0] is None or entries[0] < length) else None
 
+    def _retry_after(self) -> dict[str, str]:
+        retry_after = self.server.hub.faults.retry_after
+        return {"Retry-After": retry_after} if retry_after is not None else {}
+
     def _has_token(self) -> bool:
         token = self.server.hub.faults.required_token
         return token is None or self.headers.get("Authorization") == f"Bearer {token}"
@@ -96,7 +100,8 @@ class HubHandler(BaseHTTPRequestHandler):
             self._send(faults.redirect_status, b"", {"Location": f"{faults.redirect_api_to}{self.path}"})
             return None
         if status := self._next(faults.api_statuses):
-            self._send(status, b"", {"X-Error-Code": "GatedRepo"} if status == 403 else {})
+            headers = {"X-Error-Code": "GatedRepo"} if status == 403 else {}
+            self._send(status, b"", headers | self._retry_after())
             return None
         repo = self.server.hub.repos.get(repo_id)
         if repo is None:
@@ -199,8 +204,7 @@ class HubHandler(BaseHTTPRequestHandler):
             self._send(404, b"", {"X-Error-Code": "EntryNotFound"})
             return
         if self.command == "GET" and (status := self._next(hub.faults.statuses)):
-            retry_after = hub.faults.retry_after
-            self._send(status, b"", {"Retry-After": retry_after} if retry_after is not None else {})
+            self._send(status, b"", self._retry_after())
             return
         content = found[1][name]
         if hub.faults.redirect_files_to is not None:

@@ -187,8 +187,21 @@ def test_what_the_hub_refuses(hub: FakeHub) -> None:
     hub.faults.api_statuses = [403]
     with pytest.raises(AccessDenied, match=r"accept its terms.*`quire login`"):
         find(hub.endpoint, token="token")
-    hub.faults.api_statuses = [503]
-    with pytest.raises(HubUnreachable, match="HTTP status 503"):
+    hub.faults.api_statuses = [500]
+    with pytest.raises(HubUnreachable, match="HTTP status 500"):
+        find(hub.endpoint)
+
+
+def test_a_busy_hub_is_asked_again(hub: FakeHub) -> None:
+    hub.faults.retry_after = "0"
+    hub.faults.api_statuses = [429, 503]
+    assert find(hub.endpoint)[0].commit == COMMIT
+    hub.faults.api_statuses = [429, 503, 502]
+    with pytest.raises(HubUnreachable, match="HTTP status 502"):
+        find(hub.endpoint)
+    hub.faults.retry_after = "3600"
+    hub.faults.api_statuses = [429]
+    with pytest.raises(HubUnreachable, match="HTTP status 429"):
         find(hub.endpoint)
 
 
