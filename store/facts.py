@@ -19,6 +19,7 @@ from store.errors import BrokenFile, UnsupportedFormat
 from store.formats.gguf import GgufHeader
 from store.formats.gguf_parts import read_gguf_model
 from store.formats.json_object import read_json_file
+from store.formats.part_names import parse_part_name
 from store.formats.safetensors import read_safetensors_header
 from store.shape import ModelShape, cache_bytes_per_token, identifier, shape_of_config, shape_of_gguf, text_section
 
@@ -84,7 +85,7 @@ def read_model_facts(path: Path) -> ModelFacts:
     if not (path / "config.json").is_file():
         raise UnsupportedFormat(f"{path} holds no config.json; name a model directory.")
     config = read_json_file(path / "config.json")
-    headers = [read_safetensors_header(file) for file in sorted(path.glob("*.safetensors"))]
+    headers = [read_safetensors_header(file) for file in _weight_files(path)]
     tensors = [(tensor.dtype, tensor) for header in headers for tensor in header.values()]
     if not tensors:
         raise UnsupportedFormat(f"{path} holds no safetensors weights; pull the model again.")
@@ -93,6 +94,15 @@ def read_model_facts(path: Path) -> ModelFacts:
     if not has_template and tokenizer_config.is_file():
         has_template = bool(read_json_file(tokenizer_config).get("chat_template"))
     return facts_of_checkpoint(config, tensors, has_chat_template=has_template)
+
+
+def _weight_files(directory: Path) -> list[Path]:
+    """The safetensors files that are the model, beside which some publishers put a second copy in one piece."""
+    files = sorted(directory.glob("*.safetensors"))
+    whole = directory / "model.safetensors"
+    if whole in files:
+        return [whole]
+    return [file for file in files if parse_part_name(file.name)] or files
 
 
 def facts_of_gguf(name: str, header: GgufHeader) -> ModelFacts:

@@ -92,6 +92,23 @@ async def test_a_context_that_will_be_short_is_told(http: httpx.AsyncClient, hub
     assert len(told) == 1 and "needs about 336 MB" in told[0]
 
 
+async def test_a_gguf_model_in_parts_is_pulled_and_shown_whole(http: httpx.AsyncClient, hub: FakeHub) -> None:
+    files = {}
+    for number in range(2):
+        split = {"split.no": number, "split.count": 2, "split.tensors.count": 2}
+        keys = keys_of({**({"general.architecture": "llama"} if number == 0 else {}), **split})
+        content = gguf_bytes(keys, [tensor(f"t{number}", (64,), F32_TENSOR, 0)], bytes(256))
+        files[f"Q8_0/m-{number + 1:05d}-of-00002.gguf"] = content
+    hub.add(NAME, files)
+
+    assert (await pull(http))[-1] == {"status": "success"}
+
+    card = (await http.post("/api/show", json={"model": NAME})).json()
+    assert (card["details"]["num_parameters"], card["details"]["format"]) == (128, "gguf")
+    assert card["memory"]["weight_bytes"] == 512
+    assert card["size"] == sum(map(len, files.values()))
+
+
 SOUND = gguf_bytes(
     keys_of({"general.architecture": "llama", "llama.block_count": 1}), [tensor("a", (8,), F32_TENSOR, 0)], bytes(32)
 )

@@ -201,14 +201,14 @@ async def test_stopping_ends_the_worker(http: httpx.AsyncClient, tmp_path: Path)
     assert (await http.post("/api/stop", json={"model": str(model)})).json() == {"stopped": False}
 
 
-async def test_a_resident_model_is_not_deleted(http: httpx.AsyncClient, tmp_path: Path) -> None:
+async def test_files_that_were_never_pulled_are_not_deleted(http: httpx.AsyncClient, tmp_path: Path) -> None:
     model = write_tiny_model(tmp_path / "kept")
     await ask(http, model)
 
     response = await http.request("DELETE", "/api/delete", json={"model": str(model)})
 
-    assert response.status_code == 409
-    assert "quire stop" in response.json()["error"]["message"]
+    assert response.status_code == 400
+    assert "not a pulled model" in response.json()["error"]["message"]
     assert (model / "config.json").exists()
 
 

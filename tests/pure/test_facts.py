@@ -78,3 +78,11 @@ def test_directories_without_a_model(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(UnsupportedFormat, match="no safetensors"):
         read_model_facts(tmp_path)
+
+
+@pytest.mark.parametrize("shards", [["model.safetensors"], [f"model-{n:05d}-of-00002.safetensors" for n in (1, 2)]])
+def test_a_second_copy_of_the_weights_does_not_count(shards: list[str], tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    for number, name in enumerate([*shards, "consolidated.safetensors"]):
+        write_safetensors(tmp_path / name, {f"t{number}": ("F32", [8], 32)})
+    assert read_model_facts(tmp_path).num_parameters == 8 * len(shards)
