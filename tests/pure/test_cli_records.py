@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +16,8 @@ from store.chats_db import ChatsDb
 from store.database import open_database
 from store.paths import user_paths
 from store.usage_db import Lengths, UsageDb
+
+REPOSITORY = Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -105,3 +110,9 @@ def test_usage(capsys: pytest.CaptureFixture[str]) -> None:
     assert (entry["requests"], entry["prompt_p99"], entry["needed_model_len"]) == (1, 100, 120)
     assert quire("usage", "other") == 1
     assert "has answered nothing yet" in capsys.readouterr().err
+
+
+def test_listing_models_loads_no_database() -> None:
+    code = "import sys, app.cli.application, app.cli.installed, app.translate.admin; sys.exit('sqlite3' in sys.modules)"
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    assert subprocess.run([sys.executable, "-c", code], env=environment, check=False).returncode == 0
