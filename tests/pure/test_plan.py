@@ -111,6 +111,15 @@ def test_a_refresh_brings_the_current_commit_and_keeps_what_did_not_change(hub: 
     assert (root.hub / "models--org--repo/refs/main").read_text() == OTHER_COMMIT
 
 
+def test_files_of_one_content_are_fetched_once(hub: FakeHub, root: DataRoot) -> None:
+    files = FILES | {"vocab.json": FILES["tokenizer.json"], "added_tokens.json": FILES["tokenizer.json"]}
+    hub.add("org/twins", files)
+    model = run("org/twins", root, hub)
+    assert {path.name: path.read_bytes() for path in model.path.iterdir()} == files
+    assert model.size_bytes == sum(map(len, files.values()))
+    assert len(hub.file_requests(".json")) == 2
+
+
 def test_modelscope_models_have_a_place_of_their_own(hub: FakeHub, root: DataRoot) -> None:
     ours = run("org/repo", root, hub)
     model = run("ms:org/repo", root, hub)
