@@ -12,7 +12,7 @@ from contextlib import nullcontext
 import msgspec
 
 from store import catalog
-from store.errors import InvalidName, ModelNotFound, NameTaken
+from store.errors import BrokenFile, InvalidName, ModelNotFound, NameTaken
 from store.locks import repo_lock_now
 from store.models import InstalledModel, Manifest, ModelStore
 from store.names import RepoId, parse_model_name
@@ -22,7 +22,7 @@ from store.preset import Preset
 def copy_model(store: ModelStore, source: str, name: str) -> InstalledModel:
     """Give an installed model another name.
 
-    Raises NameTaken if there is such a model already, ModelNotFound, InvalidName or ModelBusy.
+    Raises NameTaken if there is such a model already, ModelNotFound, BrokenFile, InvalidName or ModelBusy.
     """
     new_name = check_new_name(name)
     manifest = _manifest_of(store, source)
@@ -68,7 +68,7 @@ def check_new_name(name: str) -> str:
 def _is_taken(store: ModelStore, name: str) -> bool:
     try:
         store.find(name)
-    except ModelNotFound:
+    except (ModelNotFound, BrokenFile):
         # A damaged model keeps its name.
         return any(manifest.name == name for _, manifest in store.matching(parse_model_name(name)))
     return True

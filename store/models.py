@@ -22,7 +22,7 @@ from pathlib import Path
 import msgspec
 
 from store import catalog
-from store.errors import InvalidName, ModelNotFound, UnsupportedFormat
+from store.errors import BrokenFile, InvalidName, ModelNotFound, UnsupportedFormat
 from store.external import ExternalModel, external_models, find_external, missing_folders
 from store.formats.part_names import part_paths
 from store.hf_cache import RepoCache
@@ -119,8 +119,8 @@ class ModelStore:
     def find(self, name: str) -> InstalledModel:
         """The model of that name, or the directory or GGUF file at that path.
 
-        Raises ModelNotFound with the next step, InvalidName, or UnsupportedFormat for a directory
-        that is no model.
+        Raises ModelNotFound with the next step, BrokenFile for one that was made here and has lost its
+        files, InvalidName, or UnsupportedFormat for a directory that is no model.
         """
         parsed = parse_model_name(name)
         if parsed.kind == "path":
@@ -131,6 +131,9 @@ class ModelStore:
             return model
         if external := find_external(self.root, parsed, hub_name(parsed)):
             return _external(external)
+        for _, manifest in self.matching(parsed):
+            if manifest.base is not None:
+                raise BrokenFile(_lost_its_files(manifest))
         raise ModelNotFound(_not_installed(parsed, missing_folders(self.root)))
 
     def find_pulled(self, name: ModelName) -> InstalledModel | None:
@@ -270,6 +273,31 @@ def _model_at_path(name: ModelName) -> InstalledModel:
         digest="",
         modified_at=max(file.stat().st_mtime for file in files),
     )
+
+
+def _lost_its_files(manifest: Manifest) -> str:
+    if manifest.path is not None:
+        return (
+            f"{manifest.name} is made of {manifest.path}, which is not there; put it back, or remove the name with "
+            f"`quire rm {manifest.name}`."
+        )
+    return (
+        f"{manifest.name} is made from {manifest.base}, of whose files some are missing or damaged; "
+        f"`quire verify {manifest.name}` says how to mend it."
+    )
+
+
+def pullable_name(store: ModelStore, manifest: Manifest) -> str:
+    """What to pull for the files of a model: its own name, or for one that was made here that of its origin."""
+    if manifest.base is None:
+        return manifest.name
+    blobs = {file.blob for file in manifest.files}
+    for _, other in store.manifests():
+        is_same_commit = (other.repo, other.commit) == (manifest.repo, manifest.commit)
+        if other.base is None and is_same_commit and blobs <= {file.blob for file in other.files}:
+            return other.name
+    entry = f":{manifest.entry}" if manifest.entry else ""
+    return f"{manifest.repo}@{manifest.commit}{entry}"
 
 
 def _not_installed(name: ModelName, missing: Sequence[Path]) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 from store.digests import file_matches, is_digest
 from store.hf_cache import RepoCache
 from store.locks import repo_lock_now
-from store.models import Manifest, ManifestFile, ModelStore, find_manifest
+from store.models import Manifest, ManifestFile, ModelStore, find_manifest, pullable_name
 from store.names import CommitId, Digest, RepoFile, RepoId
 from store.progress import Reporter
 
@@ -30,9 +30,13 @@ class BrokenPart:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What came of one model; `unchecked` are files whose digest was never known."""
+    """What came of one model; `unchecked` are files whose digest was never known.
+
+    Pulling `mended_by` fetches the broken ones again.
+    """
 
     name: str
+    mended_by: str
     size_bytes: int
     broken: tuple[BrokenPart, ...] = ()
     unchecked: tuple[str, ...] = ()
@@ -58,10 +62,17 @@ class Verifier:
         self._reporter = reporter
         self._reasons: dict[Path, str | None] = {}
 
+    def expect(self, manifests: Sequence[Manifest]) -> None:
+        """Say what all there is to read consists of, before the first is verified."""
+        unique = {
+            (file.blob, manifest.repo): (manifest, file) for manifest in reversed(manifests) for file in manifest.files
+        }
+        self._reporter.expect({_label(manifest, file): file.size_bytes for manifest, file in unique.values()})
+
     def verify(self, manifest: Manifest) -> Verdict:
         """Hash a model's files.  Raises InvalidName, Cancelled, or ModelBusy where a broken file cannot go now."""
         if manifest.path is not None:
-            return Verdict(manifest.name, 0, unchecked=(manifest.path,))
+            return Verdict(manifest.name, manifest.name, 0, unchecked=(manifest.path,))
         broken: list[BrokenPart] = []
         unchecked: list[str] = []
         cache = RepoCache(self._store.root.hub, RepoId(manifest.repo))
@@ -72,7 +83,8 @@ class Verifier:
             elif reason := self._reason_broken(manifest, file, path):
                 broken.append(BrokenPart(file.path, reason))
         size_bytes = sum(file.size_bytes for file in manifest.files)
-        return Verdict(manifest.name, size_bytes, tuple(broken), tuple(unchecked))
+        mended_by = pullable_name(self._store, manifest) if broken else manifest.name
+        return Verdict(manifest.name, mended_by, size_bytes, tuple(broken), tuple(unchecked))
 
     def _reason_broken(self, manifest: Manifest, file: ManifestFile, path: Path) -> str | None:
         try:
@@ -94,7 +106,7 @@ class Verifier:
     def _matches(self, manifest: Manifest, file: ManifestFile, path: Path) -> bool:
         def report(done_bytes: int) -> None:
             self._reporter.raise_if_cancelled()
-            self._reporter.count("verifying", f"{manifest.name} {file.path}", done_bytes, file.size_bytes)
+            self._reporter.count("verifying", _label(manifest, file), done_bytes, file.size_bytes)
 
         try:
             return file_matches(path, Digest(file.blob), report)
@@ -113,3 +125,7 @@ class Verifier:
             folder = root.downloads / repo.folder
             folder.mkdir(parents=True, exist_ok=True)
             resolved.replace(folder / (resolved.name + SET_ASIDE_SUFFIX))
+
+
+def _label(manifest: Manifest, file: ManifestFile) -> str:
+    return f"{manifest.name} {file.path}"

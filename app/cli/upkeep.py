@@ -31,7 +31,9 @@ def verify(
     errors: list[dict[str, str]] = []
     with changing_store(load_settings()) as store, shown_progress(json_output=json_output) as reporter:
         verifier = Verifier(store, reporter)
-        for manifest in models_to_verify(store, models or []):
+        manifests = models_to_verify(store, models or [])
+        verifier.expect(manifests)
+        for manifest in manifests:
             try:
                 verdicts.append(verifier.verify(manifest))
             except Cancelled:
@@ -49,8 +51,13 @@ def verify(
 
 
 def _entry(verdict: Verdict) -> dict[str, object]:
-    broken = [{"file": part.file, "reason": part.reason} for part in verdict.broken]
-    return {"name": verdict.name, "ok": verdict.is_sound, "broken": broken, "unchecked": verdict.unchecked}
+    return {
+        "name": verdict.name,
+        "ok": verdict.is_sound,
+        "broken": [{"file": part.file, "reason": part.reason} for part in verdict.broken],
+        "unchecked": verdict.unchecked,
+        "mended_by": verdict.mended_by,
+    }
 
 
 def _print_verdicts(verdicts: list[Verdict]) -> None:
@@ -62,7 +69,7 @@ def _print_verdicts(verdicts: list[Verdict]) -> None:
         for part in verdict.broken:
             notice(f"{verdict.name}: {part.file} is broken ({part.reason}).")
         if verdict.broken:
-            notice(f"`quire pull {verdict.name}` fetches {'it' if len(verdict.broken) == 1 else 'them'} again.")
+            notice(f"`quire pull {verdict.mended_by}` fetches {'it' if len(verdict.broken) == 1 else 'them'} again.")
 
 
 def _state(verdict: Verdict) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from store.derive import copy_model, create_model
-from store.errors import InvalidName, ModelBusy, ModelNotFound, NameTaken
+from store.errors import BrokenFile, InvalidName, ModelBusy, ModelNotFound, NameTaken
 from store.external import add_folder
 from store.locks import repo_lock_now
 from store.models import ModelStore
@@ -77,6 +77,8 @@ def test_a_model_at_a_path_stays_where_it_is(store: ModelStore, tmp_path: Path) 
     assert file.exists()
     file.unlink()
     assert names(store) == []
+    with pytest.raises(BrokenFile, match=r"mine\.gguf, which is not there"):
+        store.find("second")
     assert remove(store, "second").freed_bytes == 0
 
 

@@ -6,13 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from store.errors import InvalidName, ModelBusy, ModelNotFound
+from store.derive import copy_model
+from store.errors import BrokenFile, InvalidName, ModelBusy, ModelNotFound
 from store.hf_cache import RepoCache
 from store.locks import repo_lock_now
 from store.models import ModelStore
 from store.names import CommitId, RepoFile, RepoId
 from store.paths import DataRoot
 from store.progress import PullProgress, Reporter
+from store.removal import remove
 from store.verify import BrokenPart, Verdict, Verifier, models_to_verify
 from tests.fakes.hub import COMMIT, sha256
 from tests.fakes.installed import install
@@ -76,6 +78,17 @@ def test_models_that_share_a_broken_file_are_both_broken(store: ModelStore) -> N
     install(store, "org/a:same", "org/a", {"a.gguf": b"GGUF"}, entry="a.gguf")
     model.path.resolve().write_bytes(b"FUGG")
     assert [verdict.is_sound for verdict in check(store)] == [False, False]
+
+
+def test_what_to_pull_for_a_model_that_was_made_here(store: ModelStore) -> None:
+    model = install(store, "org/a", "org/a", {"a.gguf": b"GGUF"}, entry="a.gguf")
+    copy_model(store, "org/a", "mine")
+    model.path.resolve().unlink()
+    assert [verdict.mended_by for verdict in check(store)] == ["org/a", "org/a"]
+    remove(store, "org/a")
+    assert check(store)[0].mended_by == f"org/a@{COMMIT}:a.gguf"
+    with pytest.raises(BrokenFile, match="quire verify mine"):
+        store.find("mine")
 
 
 def test_a_file_without_a_digest_is_left_alone(store: ModelStore) -> None:
