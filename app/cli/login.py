@@ -38,6 +38,8 @@ def login(
     if not secret or not secret.isascii() or not secret.isprintable() or " " in secret:
         raise CommandFailure(f"That is not a token; copy it from {address}/settings/tokens.", exit_code=USAGE_EXIT_CODE)
     try:
+        if settings.hub_offline:
+            raise HubUnreachable(f"offline mode is on ({settings.origin('hub_offline')}).")
         request = ApiRequest(timeout_s=_ANSWER_S, deadline_s=time.monotonic() + _ANSWER_S)
         account = f"You are {account_name(address, secret, request)} at {address}."
     except HubUnreachable as error:

@@ -120,8 +120,13 @@ def _refusal(
     """The error that a status stands for; None when the answer is a listing.  Raises ApiFailure for strange ones."""
     if answer.status == 200:
         return None
-    if answer.error_code == "GatedRepo" or answer.status == 403:
+    if answer.error_code == "GatedRepo":
         return gated(endpoint, repo)
+    if answer.status == 403:
+        return AccessDenied(
+            f"{endpoint} refuses {repo} (HTTP status 403); run `quire login` with a token that may read it, or "
+            f"{HOW_TO_CHANGE_ENDPOINT}."
+        )
     if answer.error_code == "RevisionNotFound":
         return ModelNotFound(f"{endpoint} has no revision {revision} of {repo}; check the name after the @.")
     if answer.status in (401, 404):

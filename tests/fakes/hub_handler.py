@@ -100,8 +100,7 @@ class HubHandler(BaseHTTPRequestHandler):
             self._send(faults.redirect_status, b"", {"Location": f"{faults.redirect_api_to}{self.path}"})
             return None
         if status := self._next(faults.api_statuses):
-            headers = {"X-Error-Code": "GatedRepo"} if status == 403 else {}
-            self._send(status, b"", headers | self._retry_after())
+            self._send(status, b"", self._retry_after())
             return None
         repo = self.server.hub.repos.get(repo_id)
         if repo is None:

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+from hypothesis import HealthCheck, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
 
 from store.errors import AccessDenied, Cancelled, HubUnreachable, ModelNotFound
 from store.hub_settings import HubSettings
-from store.names import RepoId, Revision
+from store.names import Digest, RepoFile, RepoId, Revision
 from store.progress import Reporter
+from store.sources import hub as hub_api
+from store.sources import modelscope as modelscope_api
+from store.sources.json_api import ApiAnswer, ApiRequest
 from store.sources.listing import RepoListing
 from store.sources.lookup import LookupPatience, find_repo
 from tests.fakes.hub import COMMIT, OTHER_COMMIT, FakeHub, git_blob_id, sha256, unused_endpoint
 
 REPO = RepoId("org/repo")
+KEYS = ["sha", "siblings", "rfilename", "size", "blobId", "lfs", "sha256", "oid", "cardData", "license", "gated",
+        "Code", "Data", "Files", "Path", "Type", "Size", "Sha256", "path", "type"]  # fmt: skip
 FILES = {"config.json": b"{}", "model.safetensors": b"weights", "con.json": b"", "a:b": b""}
 PATIENCE = LookupPatience(connect_s=10.0, begin_s=10.0, answer_s=20.0, grace_s=10.0, connected_grace_s=10.0)
 IMPATIENT = LookupPatience(connect_s=0.4, begin_s=0.5, answer_s=20.0, grace_s=0.05, connected_grace_s=0.05)
@@ -185,7 +195,7 @@ def test_what_the_hub_refuses(hub: FakeHub) -> None:
     with pytest.raises(ModelNotFound, match="no revision v9"):
         find(hub.endpoint, revision="v9")
     hub.faults.api_statuses = [403]
-    with pytest.raises(AccessDenied, match=r"accept its terms.*`quire login`"):
+    with pytest.raises(AccessDenied, match=r"refuses org/repo \(HTTP status 403\); run `quire login`"):
         find(hub.endpoint, token="token")
     hub.faults.api_statuses = [500]
     with pytest.raises(HubUnreachable, match="HTTP status 500"):
@@ -294,6 +304,28 @@ def test_what_modelscope_refuses(hub: FakeHub) -> None:
     hub.faults.api_body = b"{"
     with pytest.raises(HubUnreachable, match="set MODELSCOPE_ENDPOINT"):
         find(repo="ms:org/repo", modelscope_endpoint=hub.endpoint)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=20) | st.sampled_from([COMMIT, "../x", "a" * 64]),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=5),
+    max_leaves=20,
+)
+
+
+@hypothesis_settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@given(JSON, st.sampled_from([hub_api, modelscope_api]))
+def test_no_listing_does_more_than_fail(value: object, api: ModuleType) -> None:
+    answer = ApiAnswer(200, json.dumps(value).encode(), 0.0, "", None, "http://hub.test")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(api, "get", lambda *_: answer)
+        try:
+            listing = api.list_repo("http://hub.test", REPO, None, None, ApiRequest(1.0, float("inf")))
+        except (HubUnreachable, ModelNotFound):
+            return
+    assert all(isinstance(file.path, RepoFile) for file in listing.files)
+    assert all(file.digest is None or isinstance(file.digest, Digest) for file in listing.files)
+    assert listing.resolve_base.startswith("http://hub.test/")
 
 
 def test_settings_from_the_environment() -> None:
