@@ -315,7 +315,7 @@ def _reason(error: OSError) -> str:
 
 def _next_step(error: OSError) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return "free some space there or set QUIRE_HOME to a directory on another disk"
+        return "free some space there, or take another disk with `quire disk use PATH` or QUIRE_HOME"
     if isinstance(error, FileNotFoundError):
-        return "mount its disk or create its parent directory, or set QUIRE_HOME to another directory"
-    return "make it writable for this user or set QUIRE_HOME to a directory that is"
+        return "mount its disk or create its parent directory, or take another with `quire disk use PATH` or QUIRE_HOME"
+    return "make it writable for this user, or take another with `quire disk use PATH` or QUIRE_HOME"

@@ -92,8 +92,8 @@ class PullPlan:
             if need.needed_bytes and need.needed_bytes + SPACE_RESERVE_BYTES > need.free_bytes:
                 raise NotEnoughSpace(
                     f"{self.wanted.name} needs {format_bytes(need.needed_bytes)} more but {need.directory} has "
-                    f"{format_bytes(need.free_bytes)} free; free some space with `quire rm MODEL` or set QUIRE_HOME "
-                    "to a larger disk.",
+                    f"{format_bytes(need.free_bytes)} free; free some space with `quire rm MODEL` or take a larger "
+                    "disk with `quire disk move PATH`.",
                     needed_bytes=need.needed_bytes,
                     free_bytes=need.free_bytes,
                 )

@@ -147,17 +147,18 @@ def _require_fresh(source: Path, target: Path) -> None:
         raise DataRootUnusable(
             f"{target} is a data root already; `quire disk use {target}` switches to it, or name another directory."
         )
-    if target.is_dir() and any(target.iterdir()):
+    # The beginning of a journal is all that a move which was killed at once has left.
+    if target.is_dir() and any(not path.name.startswith(MOVE_JOURNAL_NAME) for path in target.iterdir()):
         raise DataRootUnusable(f"{target} is not empty; name a new directory, such as {target / 'quire'}.")
     if not target.parent.is_dir():
         raise DataRootUnusable(f"There is no directory {target.parent}; mount its disk or create it, then try again.")
 
 
 def _copy_or_leave_nothing(source: DataRoot, target: DataRoot, copier: Copier) -> None:
-    """Copy; a target that turns out too small before the first byte is left as it was found."""
+    """Copy; a target that turns out unfit before the first byte is left as it was found."""
     try:
         _copy(source, target, copier)
-    except NotEnoughSpace:
+    except (NotEnoughSpace, DataRootUnusable):
         if [path.name for path in target.root.iterdir()] == [MOVE_JOURNAL_NAME]:
             (target.root / MOVE_JOURNAL_NAME).unlink()
             with suppress(OSError):
@@ -173,6 +174,8 @@ def _copy(source: DataRoot, target: DataRoot, copier: Copier) -> None:
         paths = [path for path in _tree(source) if not copier.has(path)]
         files = [path for path in paths if path.is_file() and not path.is_symlink()]
         _require_space(files, copier)
+        if any(path.is_symlink() for path in paths):
+            _require_links(target.root)
         copier.expect(sum(_size(path) for path in files))
         for path in paths:
             with suppress(FileNotFoundError):
@@ -217,6 +220,21 @@ def _require_space(files: list[Path], copier: Copier) -> None:
         )
 
 
+def _require_links(target: Path) -> None:
+    probe = target / f"{MOVE_JOURNAL_NAME}.link"
+    try:
+        probe.unlink(missing_ok=True)
+        probe.symlink_to(MOVE_JOURNAL_NAME)
+        probe.unlink()
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS):
+            raise
+        raise DataRootUnusable(
+            f"The file system of {target} takes no symbolic links ({error.strerror}), and models are kept with them; "
+            "choose another disk (`quire disk list`)."
+        ) from error
+
+
 def _sync_directories(root: DataRoot) -> None:
     """Make names last through a power cut; the files themselves were synced when they were copied."""
     for path in (root.root, *(path for path in _tree(root) if path.is_dir() and not path.is_symlink())):
@@ -231,6 +249,8 @@ def _remove(source: DataRoot, target: DataRoot) -> None:
     """Remove the old copy; whoever still names it is told where it went."""
     _remember(source.root, read_marker(target.root) or "", moved_to=str(target.root))
     source.marker.unlink(missing_ok=True)
+    for beginning in source.root.glob(f"{source.marker.name}.*.new"):
+        beginning.unlink(missing_ok=True)
     for top in (*source.folders, source.external_list):
         if top.is_dir() and not top.is_symlink():
             shutil.rmtree(top)

@@ -21,7 +21,7 @@ def require_free_space(needed_bytes: int, directory: Path, what: str) -> None:
     if needed_bytes and needed_bytes + SPACE_RESERVE_BYTES > free_bytes:
         raise NotEnoughSpace(
             f"{what} needs {format_bytes(needed_bytes)} more but {directory} has {format_bytes(free_bytes)} free; "
-            "free some space with `quire rm MODEL` or set QUIRE_HOME to a larger disk.",
+            "free some space with `quire rm MODEL` or take a larger disk with `quire disk move PATH`.",
             needed_bytes=needed_bytes,
             free_bytes=free_bytes,
         )

@@ -63,7 +63,7 @@ def list_disks(json_output: JsonOption = False) -> None:
     if why_missing:
         notice(why_missing)
     for folder, count in offered.items():
-        notice(f"{folder} holds {plural(count, 'model')}; `quire disk add {folder}` uses them in place.")
+        notice(f"{folder} holds {plural(count, 'model')}; `quire disk add {folder}` uses that folder in place.")
 
 
 def _reason_missing(root: Path) -> str | None:
@@ -173,7 +173,7 @@ def _tell_what_stays(old: Path) -> None:
     models = disk_usage(DataRoot(old)).models if old.is_dir() else {}
     if models:
         notice(
-            f"{plural(len(models), 'model')} ({format_bytes(sum(models.values()))}) stay in {old}; "
+            f"Left in {old}: {plural(len(models), 'model')} ({format_bytes(sum(models.values()))}); "
             f"`quire disk add {old}` reads them from there, `quire disk use {old}` goes back."
         )
 

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import pty
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -139,6 +143,22 @@ def test_without_a_terminal_a_small_disk_gets_a_warning_with_the_command(
     assert f"`quire disk {verb} {big.folder}`" in line
 
 
+def test_a_question_needs_a_person_at_both_ends() -> None:
+    code = "from app.cli.ask import ask, can_ask; print(can_ask(), ask('Which? '), ask(''))"
+    ours, theirs = pty.openpty()
+    try:
+        os.write(ours, b"the second \n\x04")
+        asked = subprocess.run([sys.executable, "-c", code], stdin=theirs, stdout=theirs, stderr=theirs, check=False)
+        os.close(theirs)
+        assert asked.returncode == 0
+        assert b"Which? " in (shown := os.read(ours, 4096))
+        assert b"True the second None" in shown
+    finally:
+        os.close(ours)
+    piped = subprocess.run([sys.executable, "-c", code], input=b"yes\n", capture_output=True, check=True)
+    assert piped.stdout.split() == [b"False", b"yes", b"None"]
+
+
 def test_list_shows_disks_folders_and_caches_of_others(
     big: Disk, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -186,7 +206,7 @@ def test_use_switches_says_what_stays_and_goes_back(
     assert quire("disk", "use", str(tmp_path / "new")) == 0
     said = capsys.readouterr().err
     assert f"Models are kept in {tmp_path / 'new'} from now on" in said
-    assert f"1 model (4 kB) stay in {old}" in said
+    assert f"Left in {old}: 1 model (4 kB)" in said
     assert load_settings().data_root == DataRoot.default_path() == tmp_path / "new"
     assert quire("disk", "use", str(old)) == 0
     assert load_settings().data_root == old
