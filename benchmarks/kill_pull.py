@@ -60,9 +60,9 @@ class Round:
         return self.is_identical and self.ratio < MAX_RATIO
 
 
-def run_round(content: bytes, folder: Path, chance: random.Random, drop_every_bytes: int) -> Round:
+def run_round(content: bytes, folder: Path, chance: random.Random, drop_every_bytes: int, max_kills: int = 3) -> Round:
     """Pull `content` into a data root below `folder`, with kills on the way."""
-    num_kills = chance.randint(1, 3)
+    num_kills = chance.randint(1, max_kills)
     thresholds = sorted(chance.randrange(len(content)) for _ in range(num_kills))
     began_s = time.monotonic()
     with FakeHub() as hub:

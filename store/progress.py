@@ -41,7 +41,8 @@ class _Counted:
 
     total_bytes: int
     done_bytes: int = 0
-    status: str | None = None
+    reported: tuple[str, int] | None = None
+    """Status and count of the latest report."""
     reported_at: float = 0.0
 
 
@@ -65,14 +66,15 @@ class Reporter:
         """Report bytes of one file; reports between its first and last of one status may be dropped."""
         counted = self._files.setdefault(file, _Counted(total_bytes))
         now = time.monotonic()
-        is_new = counted.status != status
+        is_new = counted.reported is None or counted.reported[0] != status
         # A file that is verified or started anew does not take the whole back.
         counted.done_bytes = min(max(counted.done_bytes, done_bytes), total_bytes)
         counted.total_bytes = total_bytes
-        if not is_new and done_bytes < total_bytes and now - counted.reported_at < _MIN_INTERVAL_S:
+        is_soon = done_bytes < total_bytes and now - counted.reported_at < _MIN_INTERVAL_S
+        if counted.reported == (status, done_bytes) or (is_soon and not is_new):
             return
         counted.reported_at = now
-        counted.status = status
+        counted.reported = (status, done_bytes)
         self._on_progress(
             PullProgress(
                 status=status,

@@ -165,7 +165,10 @@ def raise_for_status(response: httpx.Response, label: str) -> None:
     if status in (httpx.codes.TOO_MANY_REQUESTS, httpx.codes.REQUEST_TIMEOUT) or status >= 500:
         raise Interrupted(f"HTTP status {status}", retry_after_s(response.headers.get("Retry-After", "")))
     if status in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
-        raise AccessDenied(f"{host} refuses {label} (HTTP status {status}); set HF_TOKEN to a token that may read it.")
+        raise AccessDenied(
+            f"{host} refuses {label} (HTTP status {status}); run `quire login` with a token that may read it, or set "
+            "HF_TOKEN."
+        )
     raise DownloadFailed(f"{host} answered HTTP status {status} for {label}; check the name or use another mirror.")
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from store.digests import DigestCheck
+from store.transfer.credentials import origin_of
 from store.transfer.mirrors import Mirrors
 from store.transfer.partial_file import PartialFile
 from store.transfer.policy import MIB, TransferShape
@@ -70,7 +71,9 @@ class FileTransfer:
         self._folder = folder
         self._check: DigestCheck | None = None
         self._is_being_hashed = False
-        self._origins: set[str] = set()
+        self._sources: dict[str, str] = {}
+        """By origin, an address that bytes came from."""
+        self._reached_bytes = 0
 
     @property
     def size_bytes(self) -> int:
@@ -88,7 +91,12 @@ class FileTransfer:
     @property
     def is_mixed(self) -> bool:
         """Whether the bytes came from more than the one address and this one run."""
-        return len(self._origins) > 1 or (self.partial is not None and self.partial.resumed_bytes > 0)
+        return len(self._sources) > 1 or (self.partial is not None and self.partial.resumed_bytes > 0)
+
+    @property
+    def source_url(self) -> str | None:
+        """Where the latest bytes came from, else where the next ones would."""
+        return next(reversed(self._sources.values()), self.mirrors.current)
 
     def next_claim(self, shape: TransferShape, now_s: float) -> Claim | None:
         """The first range that nobody fetches yet, if it may be asked for now.  Raises OSError."""
@@ -164,16 +172,27 @@ class FileTransfer:
         self.supports_ranges = None
         self._check = None
         self._is_being_hashed = False
-        self._origins.clear()
+        self._sources.clear()
+        self._reached_bytes = 0
 
-    def note_source(self, origin: str) -> None:
-        """Bytes came from this host."""
-        self._origins.add(origin)
+    def note_source(self, url: str) -> None:
+        """Bytes came from this address."""
+        self._sources.setdefault(origin_of(url), url)
+
+    def is_alive(self) -> bool:
+        """Whether bytes to keep have arrived since this was last asked, or another connection brings some now.
+
+        A server that allows few connections refuses some while it serves others: that is no reason to give up.
+        """
+        before, self._reached_bytes = self._reached_bytes, self.done_bytes
+        has_grown = self._reached_bytes > before
+        return self.file.is_resumable and (has_grown or any(claim.position > claim.start for claim in self.claims))
 
     def _opened(self) -> PartialFile:
         if self.partial is None:
             self._folder.mkdir(parents=True, exist_ok=True)
             self.partial = PartialFile(self.file, self._folder)
+            self._reached_bytes = self.partial.done_bytes
             if self.file.digest is not None:
                 self._check = DigestCheck(self.file.digest, self.size_bytes)
         return self.partial

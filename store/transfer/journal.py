@@ -72,6 +72,7 @@ class Journal:
             temporary.replace(path)
         except OSError:
             os.close(self._descriptor)
+            temporary.unlink(missing_ok=True)
             raise
 
     @property

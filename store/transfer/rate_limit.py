@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable
 
 _BURST_S = 0.25
-_MIN_BURST_BYTES = 4096
 
 
 class RateLimit:
@@ -20,20 +19,15 @@ class RateLimit:
     def __init__(self, bytes_per_s: int, clock: Callable[[], float] = time.monotonic) -> None:
         if bytes_per_s <= 0:
             raise ValueError("a rate limit is at least 1 byte per second")
-        self.bytes_per_s = bytes_per_s
+        self._bytes_per_s = bytes_per_s
         self._clock = clock
         self._lock = threading.Lock()
         self._free_from_s = 0.0
         """When the bytes counted so far will have been paid for."""
 
-    @property
-    def burst_bytes(self) -> int:
-        """How much to read at once so that the rate looks even."""
-        return max(_MIN_BURST_BYTES, int(self.bytes_per_s * _BURST_S))
-
     def delay_s(self, num_bytes: int) -> float:
         """Count bytes that have arrived; seconds to wait before the next are asked for."""
         with self._lock:
             now = self._clock()
-            self._free_from_s = max(self._free_from_s, now - _BURST_S) + num_bytes / self.bytes_per_s
+            self._free_from_s = max(self._free_from_s, now - _BURST_S) + num_bytes / self._bytes_per_s
             return max(0.0, self._free_from_s - now)

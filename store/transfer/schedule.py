@@ -17,7 +17,6 @@ from pathlib import Path
 import httpx
 
 from store.errors import BrokenFile, DownloadFailed, StoreError
-from store.transfer.credentials import origin_of
 from store.transfer.failures import ContentChanged, Interrupted
 from store.transfer.file_transfer import Claim, FileTransfer, HashJob
 from store.transfer.mirrors import Mirrors
@@ -83,12 +82,11 @@ class Schedule:
             while not self.stopped.is_set():
                 now_s = time.monotonic()
                 for transfer in self.transfers:
-                    if claim := transfer.next_claim(self._shape, now_s):
-                        if transfer.partial is not None and transfer.partial.resumed_bytes:
-                            self._bytes.notify()
-                        return claim
-                    # A file of which everything is there has just been opened, and only wants hashing.
+                    claim = transfer.next_claim(self._shape, now_s)
+                    # The file may just have been opened, and what lies there already wants hashing.
                     self._bytes.notify()
+                    if claim is not None:
+                        return claim
                 for transfer in self.transfers:
                     if claim := transfer.split_claim(self._shape, now_s):
                         return claim
@@ -112,7 +110,7 @@ class Schedule:
         """Bytes of `claim` were written."""
         with self._lock:
             if claim.is_current:
-                claim.transfer.note_source(origin_of(claim.url))
+                claim.transfer.note_source(claim.url)
             self._bytes.notify()
 
     def ended(self, claim: Claim, failure: Interrupted | None = None) -> None:
@@ -121,8 +119,6 @@ class Schedule:
             if not claim.is_current:
                 return
             claim.transfer.claims.remove(claim)
-            if claim.position > claim.start:
-                claim.transfer.mirrors.progressed()
             if failure is not None:
                 self._broke_off(claim, failure)
             self._work.notify_all()
@@ -179,11 +175,12 @@ class Schedule:
     def _broke_off(self, claim: Claim, failure: Interrupted) -> None:
         transfer, mirrors = claim.transfer, claim.transfer.mirrors
         now_s = time.monotonic()
-        brought_bytes = claim.position - claim.start
-        if not brought_bytes or (failure.is_slow and not mirrors.is_last):
+        if transfer.is_alive() and (mirrors.is_last or not failure.is_slow):
+            mirrors.progressed()
+        else:
             mirrors.failed(claim.url, failure.reason, claim.began_s, now_s)
         if mirrors.current == claim.url:
-            delay_s = 0.0 if brought_bytes >= MIB else self._policy.delay_s(mirrors.failures)
+            delay_s = 0.0 if claim.position - claim.start >= MIB else self._policy.delay_s(mirrors.failures)
             transfer.retry_at_s = now_s + max(delay_s, failure.retry_after_s)
             self.events.put(Said(f"the connection broke ({failure.reason}), trying again"))
             if transfer.supports_ranges is False:
@@ -211,7 +208,7 @@ class Schedule:
         if transfer.is_mixed and not transfer.one_source_only:
             transfer.one_source_only = True
             self.events.put(Said(f"{label} is not what was promised, starting it anew"))
-        elif url := transfer.mirrors.current:
+        elif url := transfer.source_url:
             host = httpx.URL(url).host
             transfer.mirrors.set_aside(
                 url,

@@ -49,7 +49,8 @@ class Faults:
     `drop_every_bytes` cuts each answer with bytes short; `contents_after_cut` then replaces files, once.
     `drip_bytes_per_s` is the rate of each answer with bytes.  `api_body` is sent in place of every
     listing, `api_padding_bytes` of white space before it.  `link_base` is the address that links to
-    further pages name, by default the hub's own.
+    further pages name, by default the hub's own.  `max_at_once` answers with bytes are given at one time, further
+    requests get a 503.
     """
 
     drop_after_bytes: list[int | None] = field(default_factory=list)
@@ -59,6 +60,7 @@ class Faults:
     contents_after_cut: dict[str, bytes] = field(default_factory=dict)
     drip_bytes_per_s: int | None = None
     retry_after: str | None = None
+    max_at_once: int | None = None
     ignore_range: bool = False
     wrong_bytes: bool = False
     hide_digests: bool = False
@@ -93,6 +95,8 @@ class FakeHub:
         self.requests: list[SeenRequest] = []
         self.sent_bytes = 0
         """Bytes of files that were sent, over all requests."""
+        self.num_answering = 0
+        """Answers with bytes that are being sent."""
         self.lock = threading.Lock()
         """Held to change what requests share."""
         self.released = threading.Event()

@@ -211,7 +211,17 @@ class HubHandler(BaseHTTPRequestHandler):
             headers = {"Location": location, "X-Linked-ETag": f'"{sha256(content)}"'}
             self._send(hub.faults.redirect_status, b"", headers)
             return
-        self._send_content(content, repo, found[0])
+        with hub.lock:
+            hub.num_answering += 1
+            is_busy = hub.faults.max_at_once is not None and hub.num_answering > hub.faults.max_at_once
+        try:
+            if is_busy:
+                self._send(503, b"")
+            else:
+                self._send_content(content, repo, found[0])
+        finally:
+            with hub.lock:
+                hub.num_answering -= 1
 
     def _send_content(self, content: bytes, repo: FakeRepo, commit: str) -> None:
         faults = self.server.hub.faults

@@ -108,10 +108,8 @@ def test_several_files_are_on_their_way_at_once(hub: FakeHub, tmp_path: Path) ->
 
     done: set[str] = set()
     with downloading(seen) as downloader:
-        downloader.fetch(
-            [*files, remote(hub.endpoint)], tmp_path, lambda it: on_complete(it) if it.file.label in SMALL else None
-        )
-    assert done == set(SMALL)
+        downloader.fetch([*files, remote(hub.endpoint)], tmp_path, on_complete)
+    assert done == {"model.gguf", *SMALL}
     whole = SIZE + sum(map(len, SMALL.values()))
     assert (seen[-1].all_done_bytes, seen[-1].all_total_bytes) == (whole, whole)
     assert [report.all_done_bytes for report in seen if report.file] == sorted(
@@ -308,6 +306,15 @@ def test_a_server_that_is_busy_says_when_to_come_back(hub: FakeHub, tmp_path: Pa
     fetched.path.unlink()
     with downloading() as downloader, pytest.raises(DownloadFailed, match="HTTP status 404"):
         fetch(downloader, tmp_path, remote(hub.endpoint))
+
+
+def test_a_server_that_allows_one_connection_still_gives_all(hub: FakeHub, tmp_path: Path) -> None:
+    hub.faults.max_at_once = 1
+    hub.faults.drip_bytes_per_s = 2_000_000
+    policy = replace(POLICY, attempts=8, first_delay_s=0.02, max_delay_s=0.02)
+    with downloading(policy=policy, shape=replace(SHAPE, range_bytes=500_000)) as downloader:
+        [fetched] = fetch(downloader, tmp_path, remote(hub.endpoint))
+    assert fetched.path.read_bytes() == CONTENT
 
 
 def test_a_redirect_is_followed_once_for_all_ranges(hub: FakeHub, mirror: FakeHub, tmp_path: Path) -> None:
