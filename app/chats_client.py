@@ -8,7 +8,17 @@ from __future__ import annotations
 from typing import Any, Literal, Protocol, TypeVar
 from urllib.parse import quote, urlencode
 
-from app.schema.chats import ChatDetails, ChatEntry, ChatList, SearchHitEntry, SearchHits
+import msgspec
+
+from app.schema.chats import (
+    ChatDetails,
+    ChatEntry,
+    ChatList,
+    ImportAnswer,
+    ImportedChatBody,
+    SearchHitEntry,
+    SearchHits,
+)
 
 ExportFormat = Literal["markdown", "jsonl"]
 
@@ -46,6 +56,10 @@ class ChatsClient:
     async def create(self, model: str) -> ChatEntry:
         """A new chat, whose id `QuireClient.chat` takes; the code is "chats_off" where nothing is to be saved."""
         return await self._transport.request("POST", "/api/chats", ChatEntry, {"model": model})
+
+    async def add(self, chat: ImportedChatBody) -> ImportAnswer:
+        """Save a chat from another program, unless it is there already."""
+        return await self._transport.request("POST", "/api/chats/import", ImportAnswer, msgspec.to_builtins(chat))
 
     async def rename(self, chat_id: str, title: str) -> ChatEntry:
         return await self._transport.request("PATCH", _path(chat_id), ChatEntry, {"title": title})

@@ -20,6 +20,7 @@ from typing import Any
 
 import msgspec
 
+from store.chat_import import ImportedChat
 from store.chat_records import (
     Chat,
     EndStatus,
@@ -67,6 +68,38 @@ class ChatsDb:
             self._insert_chat(fork)
             self._add_members(fork.id, [one.hash for one in path])
         return fork
+
+    def add(self, imported: ImportedChat) -> tuple[Chat, bool]:
+        """Save a chat from elsewhere, and whether it is new.
+
+        Where a chat holds what this one shows, that chat gets the branches that it lacks, and no more.
+        """
+        assert imported.branches and all(imported.branches), "a chat that is added has messages"
+        now = self._clock()
+        created_at = now if imported.created_at is None else imported.created_at
+        with writing(self._connection):
+            branches = [self._save_messages(branch, created_at) for branch in imported.branches]
+            tip = branches[-1][-1]
+            known = self._connection.execute(
+                "SELECT thread FROM thread_messages WHERE message = ? LIMIT 1", (tip,)
+            ).fetchone()
+            if known is not None:
+                # Its other branches, if they are new, belong to it as well.
+                for hashes in branches:
+                    self._add_members(known[0], hashes)
+                return self.chat(known[0]), False
+            chat = Chat(
+                id=new_chat_id(now),
+                title=clean_title(imported.title) or title_of(imported.branches[-1]),
+                model=imported.model,
+                tip=tip,
+                created_at=created_at,
+                updated_at=created_at,
+            )
+            self._insert_chat(chat)
+            for hashes in branches:
+                self._add_members(chat.id, hashes)
+        return chat, True
 
     def begin_turn(
         self,

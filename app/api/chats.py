@@ -29,13 +29,15 @@ from app.schema.chats import (
     ChatList,
     ChatTitle,
     ForkPoint,
+    ImportAnswer,
+    ImportedChatBody,
     NewChat,
     SearchHits,
 )
 from app.schema.error import ErrorBody
 from app.schema.openai import ChatChunk, ChatRequest
 from app.settings import Settings
-from app.translate.chats import chat_details, chat_entry, model_revision, saved_message, search_hit_entry
+from app.translate.chats import chat_details, chat_entry, imported_chat, model_revision, saved_message, search_hit_entry
 from app.translate.openai import chat_job
 from store.chat_export import as_json_lines, as_markdown
 from store.chat_search import search_chats
@@ -69,6 +71,14 @@ async def create_chat(data: NewChat, database: DatabaseThread, models: ModelStor
     _check_is_on(settings)
     model, _ = await _name_and_revision(models, data.model)
     return chat_entry(await database.run(lambda connection: ChatsDb(connection).create(model, data.title)))
+
+
+@post("/import", dto=JsonBody, status_code=200, responses=ERRORS)
+async def import_chat(data: ImportedChatBody, database: DatabaseThread, settings: Settings) -> ImportAnswer:
+    """Save a chat from another program; sending it again changes nothing."""
+    _check_is_on(settings)
+    chat, is_new = await database.run(lambda connection: ChatsDb(connection).add(imported_chat(data)))
+    return ImportAnswer(chat_entry(chat), is_new)
 
 
 @get("/search")
@@ -189,6 +199,7 @@ chats_router = Router(
     route_handlers=[
         list_chats,
         create_chat,
+        import_chat,
         search,
         get_chat,
         rename_chat,

@@ -1,4 +1,4 @@
-"""`quire chats`: list, search, show, rename, delete and export saved chats.  None of them starts a daemon."""
+"""`quire chats`: list, search, show, rename, delete, export and import saved chats.  None of them starts a daemon."""
 
 from __future__ import annotations
 
@@ -121,6 +121,26 @@ def export(
     else:
         output.write_text(text, encoding="utf-8")
         notice(f"Written to {output}.")
+
+
+@chats.command("import")
+def import_chats(
+    file: Annotated[
+        Path, typer.Argument(help="conversations.json of a ChatGPT export, or `quire chats export`'s jsonl.")
+    ],
+) -> None:
+    """Save the chats of a file; those that are saved already stay as they are."""
+    from app.translate.chats import import_body
+    from store.chat_import import read_chats
+
+    imported = read_chats(file)
+
+    async def add_each(records: ChatRecords) -> int:
+        answers = [await records.add(import_body(chat)) for chat in imported]
+        return sum(answer.is_new for answer in answers)
+
+    num_new = _ask(add_each)
+    notice(f"{num_new:,} chats saved; {len(imported) - num_new:,} were there already.")
 
 
 def _ask(question: Callable[[ChatRecords], Awaitable[T]]) -> T:

@@ -14,7 +14,7 @@ from app.cli.connection import find_client
 
 if TYPE_CHECKING:
     from app.chats_client import ExportFormat
-    from app.schema.chats import ChatDetails, ChatEntry, ModelUsageEntry, SearchHitEntry
+    from app.schema.chats import ChatDetails, ChatEntry, ImportAnswer, ImportedChatBody, ModelUsageEntry, SearchHitEntry
     from app.settings import Settings
 
 
@@ -26,6 +26,8 @@ class ChatRecords(Protocol):
     async def search(self, words: str, *, limit: int = 20) -> tuple[SearchHitEntry, ...]: ...
 
     async def get(self, chat_id: str) -> ChatDetails: ...
+
+    async def add(self, chat: ImportedChatBody) -> ImportAnswer: ...
 
     async def rename(self, chat_id: str, title: str) -> ChatEntry: ...
 
@@ -100,6 +102,13 @@ class LocalChats:
 
         chat = self._chats.chat(chat_id)
         return chat_details(chat, self._chats.messages(chat.id), self._chats.turns(chat.id))
+
+    async def add(self, chat: ImportedChatBody) -> ImportAnswer:
+        from app.schema.chats import ImportAnswer
+        from app.translate.chats import chat_entry, imported_chat
+
+        added, is_new = self._chats.add(imported_chat(chat))
+        return ImportAnswer(chat_entry(added), is_new)
 
     async def rename(self, chat_id: str, title: str) -> ChatEntry:
         from app.translate.chats import chat_entry

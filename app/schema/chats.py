@@ -5,9 +5,12 @@ Times of day are RFC 3339, durations in seconds, lengths in tokens.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import msgspec
+
+_MAX_TIME_S = 253_402_300_799.0
+"""The last second of the year 9999, after which dates cannot be written."""
 
 
 class NewChat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -15,6 +18,25 @@ class NewChat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     model: str
     title: str = ""
+
+
+class ImportedMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+
+class ImportedChatBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Body of POST /api/chats/import: each branch is a whole conversation, the last one is shown.
+
+    `created_at` is in seconds since the epoch, as other programs write it.
+    """
+
+    model: str
+    branches: Annotated[
+        tuple[Annotated[tuple[ImportedMessage, ...], msgspec.Meta(min_length=1)], ...], msgspec.Meta(min_length=1)
+    ]
+    title: str = ""
+    created_at: Annotated[float, msgspec.Meta(ge=0, le=_MAX_TIME_S)] | None = None
 
 
 class ChatTitle(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -38,6 +60,13 @@ class ChatEntry(msgspec.Struct, frozen=True, kw_only=True):
     tip: str | None
     created_at: str
     updated_at: str
+
+
+class ImportAnswer(msgspec.Struct, frozen=True):
+    """`is_new` is false for a chat that was saved before, which stays as it was."""
+
+    chat: ChatEntry
+    is_new: bool
 
 
 class ChatList(msgspec.Struct, frozen=True):

@@ -11,8 +11,18 @@ from typing import Any
 
 import msgspec
 
-from app.schema.chats import ChatDetails, ChatEntry, ChatMessageEntry, ModelUsageEntry, SearchHitEntry, TurnEntry
+from app.schema.chats import (
+    ChatDetails,
+    ChatEntry,
+    ChatMessageEntry,
+    ImportedChatBody,
+    ImportedMessage,
+    ModelUsageEntry,
+    SearchHitEntry,
+    TurnEntry,
+)
 from app.translate.admin import rfc3339
+from store.chat_import import ImportedChat
 from store.chat_records import Chat, Message, Part, StoredMessage, Turn
 from store.chat_search import SearchHit
 from store.errors import InvalidName
@@ -25,6 +35,20 @@ def saved_message(message: Mapping[str, Any]) -> Message:
     """The role/content dict of a chat template as a message of the tree; other keys are kept beside the text."""
     others = {key: value for key, value in message.items() if key not in ("role", "content")}
     return Message(message["role"], (Part("text", message["content"], others or None),))
+
+
+def imported_chat(body: ImportedChatBody) -> ImportedChat:
+    branches = tuple(tuple(Message.of_text(one.role, one.content) for one in branch) for branch in body.branches)
+    return ImportedChat(title=body.title, model=body.model, created_at=body.created_at, branches=branches)
+
+
+def import_body(chat: ImportedChat) -> ImportedChatBody:
+    """The other direction, for a client."""
+    branches = tuple(
+        tuple(ImportedMessage(message.role, message.text) for message in branch)  # type: ignore[arg-type]
+        for branch in chat.branches
+    )
+    return ImportedChatBody(chat.model, branches, chat.title, chat.created_at)
 
 
 def model_revision(installed: InstalledModel) -> str:

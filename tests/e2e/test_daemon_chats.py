@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from app.client import ChatFinished, ClientError, QuireClient
+from app.schema.chats import ImportedChatBody, ImportedMessage
 from store.chats_db import ChatsDb
 from store.database import open_database
 from tests.fakes.daemon import FakeDaemon, eventually, running_daemon
@@ -137,6 +138,7 @@ async def test_a_chat_is_renamed_forked_and_deleted(http: httpx.AsyncClient, mod
         ("GET", "/api/chats?limit=0", None, 400, "invalid_request"),
         ("GET", "/api/chats/search", None, 400, "bad_request"),
         ("POST", "/api/chats", {"model": "m", "colour": 1}, 400, "invalid_request"),
+        ("POST", "/api/chats/import", {"model": "m", "branches": [[]]}, 400, "invalid_request"),
     ],
 )
 async def test_what_cannot_be_done_is_explained(
@@ -295,6 +297,8 @@ async def test_the_client_asks_the_daemon_as_the_commands_do(daemon: FakeDaemon,
         assert (await client.chats.export(chat.id, "markdown")).startswith("---\n")
         assert (await client.chats.rename(chat.id, "Sky")).title == "Sky"
         assert model in {entry.model for entry in await client.usage()}
+        imported = ImportedChatBody("m", ((ImportedMessage("user", "from elsewhere"),),), created_at=1.0)
+        assert [(await client.chats.add(imported)).is_new for _ in range(2)] == [True, False]
         await client.chats.delete(chat.id)
         for gone in (chat.id, "../tags"):
             with pytest.raises(ClientError) as caught:

@@ -90,6 +90,22 @@ def test_show_export_and_rename(chat_ids: list[str], tmp_path: Path, capsys: pyt
     assert json.loads(capsys.readouterr().out)["chat"]["title"] == "Weather"
 
 
+def test_an_export_is_imported_once(chat_ids: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "chat.jsonl"
+    assert quire("chats", "export", chat_ids[1], "--format", "jsonl", "-o", str(file)) == 0
+    assert quire("chats", "rm", chat_ids[1]) == 0
+    capsys.readouterr()
+    for told in ("1 chats saved; 0 were there already.", "0 chats saved; 1 were there already."):
+        assert quire("chats", "import", str(file)) == 0
+        assert capsys.readouterr().err.strip() == told
+    assert quire("chats", "search", "天气") == 0
+    assert "天气怎么样？" in capsys.readouterr().out
+    file.write_text("nonsense")
+    assert quire("chats", "import", str(file)) == 1
+    assert "conversations.json" in capsys.readouterr().err
+    assert quire("chats", "import", str(tmp_path / "absent")) == 1
+
+
 def test_one_that_cannot_be_deleted_does_not_keep_the_others(
     chat_ids: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
