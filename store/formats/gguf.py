@@ -236,14 +236,15 @@ def _whole_strings(window: bytes, start: int, count: int) -> tuple[int, int]:
 
     Without a method call per entry: vocabularies are long.
     """
-    read_length, last, end = STRING_LENGTH.unpack_from, len(window), start
-    for number in range(count):
-        if end + 8 > last:
-            return number, end
-        following = end + 8 + read_length(window, end)[0]
-        if following > last:
-            return number, end
-        end = following
+    read_length, last, end, number = STRING_LENGTH.unpack_from, len(window), start, 0
+    try:
+        for number in range(count):
+            following = end + 8 + read_length(window, end)[0]
+            if following > last:
+                return number, end
+            end = following
+    except struct.error:  # no whole length is left
+        return number, end
     return count, end
 
 
