@@ -1,24 +1,19 @@
 """`HubSettings`: where models may be fetched from, resolved once.
 
-Built by `app.settings` from its own sources or by `HubSettings.from_environment` for offline use
-of the library.  Knows nothing of requests; read by `pull` and the sources.
+Built by `app.hub` from what a person chose.  Knows nothing of requests; read by `pull` and the sources.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Self
 
-from store.hub_token import stored_token
 from store.names import RepoId
 
 DEFAULT_ENDPOINT = "https://huggingface.co"
 DEFAULT_MODELSCOPE_ENDPOINT = "https://www.modelscope.cn"
-_TRUE_WORDS = frozenset({"1", "on", "yes", "true"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,19 +50,3 @@ class HubSettings:
         if self.endpoints and endpoint == self.endpoints[0] and self.token:
             return self.token
         return self.mirror_tokens.get(endpoint)
-
-    @classmethod
-    def from_environment(cls, environ: Mapping[str, str] = os.environ) -> Self:
-        """Honour the variables that the hubs' own tools read, and the token that `hf auth login` stored."""
-        return cls(
-            endpoints=(environ.get("HF_ENDPOINT") or DEFAULT_ENDPOINT,),
-            offline=is_offline(environ),
-            token=stored_token(environ),
-            modelscope_endpoint=environ.get("MODELSCOPE_ENDPOINT") or DEFAULT_MODELSCOPE_ENDPOINT,
-            modelscope_token=environ.get("MODELSCOPE_API_TOKEN") or None,
-        )
-
-
-def is_offline(environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether `HF_HUB_OFFLINE` is set to a true word."""
-    return environ.get("HF_HUB_OFFLINE", "").strip().lower() in _TRUE_WORDS

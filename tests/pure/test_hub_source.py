@@ -328,12 +328,8 @@ def test_no_listing_does_more_than_fail(value: object, api: ModuleType) -> None:
     assert listing.resolve_base.startswith("http://hub.test/")
 
 
-def test_settings_from_the_environment() -> None:
-    environ = {"HF_ENDPOINT": "https://mirror.test/", "HF_HUB_OFFLINE": "ON", "HF_TOKEN": " hf_secret "}
-    settings = HubSettings.from_environment(environ)
-    assert settings.endpoints == ("https://mirror.test",)
-    assert settings.offline
-    assert settings.token == "hf_secret"
+def test_settings_hold_addresses_once_and_show_no_token() -> None:
+    settings = HubSettings(endpoints=("https://a.test/", "https://b.test", "https://a.test"), token="hf_secret")
+    assert settings.endpoints == ("https://a.test", "https://b.test")
+    assert (settings.token_for("https://a.test"), settings.token_for("https://b.test")) == ("hf_secret", None)
     assert "hf_secret" not in repr(settings)
-    plain = HubSettings.from_environment({"HF_TOKEN_PATH": "/nonexistent/token"})
-    assert (plain.endpoints, plain.offline, plain.token) == (("https://huggingface.co",), False, None)
