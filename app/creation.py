@@ -10,6 +10,7 @@ from pathlib import Path
 
 from engine.api.errors import BrokenCheckpoint, EngineError, InvalidParameter
 from engine.api.sampling import SamplingParams
+from engine.text.chat_template import ChatTemplate
 from engine.text.stage import open_text_files
 from store.derive import create_model
 from store.errors import InvalidModelfile
@@ -87,11 +88,11 @@ def _check_context(preset: Preset, model: Path) -> None:
 
 def _check_conversation(preset: Preset, model: Path) -> None:
     """Render what a chat would begin with: some templates know no system role, or want roles to alternate."""
+    tokenizer, template = open_text_files(model)
     try:
-        _, template = open_text_files(model, preset.template)
+        if preset.template is not None:
+            template = ChatTemplate(preset.template, bos_token=tokenizer.bos_token, eos_token=tokenizer.eos_token)
     except BrokenCheckpoint as error:
-        if preset.template is None:
-            raise
         raise InvalidModelfile(f"The TEMPLATE of the Modelfile is not usable: {error.__cause__ or error}.") from error
     if template is None:
         raise InvalidModelfile(

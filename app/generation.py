@@ -35,8 +35,8 @@ async def generate(supervisor: Supervisor, job: GenerateJob) -> AsyncGenerator[l
 
     Close it (`contextlib.aclosing`) to abort.  Raises `EngineError`, `StoreError`, `QueueFull`.
     """
-    resident = await supervisor.acquire(job.model)
-    requests = job.requests(resident.sampling_defaults, resident.installed.preset)
+    resident, model = await supervisor.acquire(job.model)
+    requests = job.requests(resident.sampling_defaults(model), model.preset)
     async with aclosing(resident.generator.generate(requests)) as deltas:
         async for delta in deltas:
             yield delta

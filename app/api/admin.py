@@ -32,7 +32,7 @@ from app.schema.admin import (
     StoppedModel,
 )
 from app.translate.admin import installed_entry, load_line, model_card, pull_line
-from app.translate.running import running_entry
+from app.translate.running import running_entries
 from store.errors import StoreError
 from store.facts import read_model_facts
 from store.models import InstalledModel, ModelStore
@@ -58,7 +58,7 @@ async def list_installed(models: ModelStore) -> InstalledModels:
 @get("/ps")
 async def list_running(supervisor: Supervisor) -> RunningModels:
     """The models in memory."""
-    return RunningModels(tuple(running_entry(resident) for resident in supervisor.residents))
+    return RunningModels(tuple(entry for resident in supervisor.residents for entry in running_entries(resident)))
 
 
 @post("/show", dto=JsonBody, status_code=200)

@@ -14,7 +14,7 @@ from app.version import VERSION
 @get("/health", tags=["Daemon"])
 async def health(supervisor: Supervisor) -> Health:
     """Whether the daemon takes requests, and the state of each model in memory."""
-    ready = tuple(HealthModel(resident.name, "ready") for resident in supervisor.residents)
+    ready = tuple(HealthModel(name, "ready") for resident in supervisor.residents for name in resident.names)
     return Health(models=ready + tuple(HealthModel(name, "loading") for name in supervisor.loading))
 
 

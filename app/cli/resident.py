@@ -39,7 +39,7 @@ def ps(json_output: JsonOption = False) -> None:
 def _row(model: RunningModelEntry) -> tuple[str, ...]:
     return (
         model.name,
-        format_bytes(model.size),
+        format_bytes(model.size) if model.size else "shared",
         model.device,
         f"{model.context_length:,}",
         str(model.num_requests),

@@ -28,7 +28,6 @@ from engine.text.generation_defaults import load_generation_defaults
 from engine.text.stage import TextStage, open_text_files
 from store.models import InstalledModel
 from store.paths import DataRoot
-from store.preset import Preset
 
 if TYPE_CHECKING:
     from app.usage_recorder import UsageRecorder
@@ -36,23 +35,38 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class ResidentModel:
-    """A loaded model; `seen_stats` is the part of the worker's counters that is already exported."""
+    """A loaded model; `seen_stats` is the part of the worker's counters that is already exported.
+
+    `names` are the installed models that it answers for: `installed`, as which it was loaded, and others of
+    the same files, which differ in their presets alone.
+    """
 
     installed: InstalledModel
     facts: WorkerFacts
     worker: WorkerClient
     generator: Generator
-    sampling_defaults: dict[str, Any]
+    defaults_from_files: dict[str, float]
     loaded_at: float
+    names: list[str]
     seen_stats: EngineStats = field(default_factory=EngineStats)
 
     @property
     def name(self) -> str:
         return self.installed.name
 
+    def sampling_defaults(self, model: InstalledModel) -> dict[str, Any]:
+        """What holds for requests to one of `names` where they are silent."""
+        from_preset = model.preset.parameters.sampling() if model.preset else {}
+        return {**model.sampling_defaults, **self.defaults_from_files, **from_preset}
+
     @property
     def is_idle(self) -> bool:
         return self.generator.num_open == 0
+
+
+def worker_key(model: InstalledModel) -> tuple[Path, int | None]:
+    """What a worker is made for: installed models of equal keys can share one."""
+    return model.path, model.preset.parameters.context_length if model.preset else None
 
 
 class ModelLoader:
@@ -80,8 +94,7 @@ class ModelLoader:
         """Start a worker within `budget_bytes` and open the text side; leaves nothing behind on failure."""
         worker = WorkerClient(self._context, self._runtime_dir)
         # The text files are read while the worker loads the weights.
-        preset = installed.preset or Preset()
-        text_files = asyncio.create_task(asyncio.to_thread(open_text_files, installed.path, preset.template))
+        text_files = asyncio.create_task(asyncio.to_thread(open_text_files, installed.path))
         try:
             facts = await worker.start(
                 self._worker_command,
@@ -103,8 +116,9 @@ class ModelLoader:
             facts=facts,
             worker=worker,
             generator=Generator(installed.name, text, worker, self._metrics, self._usage, self._settings.max_queue),
-            sampling_defaults={**installed.sampling_defaults, **from_files, **preset.parameters.sampling()},
+            defaults_from_files=from_files,
             loaded_at=time.time(),
+            names=[installed.name],
         )
 
     def close(self) -> None:
@@ -132,8 +146,8 @@ class ModelLoader:
 
 def _max_model_len(settings: Settings, installed: InstalledModel) -> int | None:
     """The smaller one of what the settings and the model's preset allow; None for the model's own."""
-    from_preset = installed.preset.parameters.context_length if installed.preset else None
-    return min((length for length in (settings.max_model_len, from_preset) if length is not None), default=None)
+    lengths = (settings.max_model_len, worker_key(installed)[1])
+    return min((length for length in lengths if length is not None), default=None)
 
 
 def _thread_environment(environ: Mapping[str, str]) -> dict[str, str]:

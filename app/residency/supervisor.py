@@ -17,7 +17,7 @@ from app.errors import ShuttingDown
 from app.metrics import Metrics
 from app.residency.acceptance import why_unsupported
 from app.residency.memory import DeviceMemory, declared_bytes, least_needed_bytes, worker_budget_bytes
-from app.residency.model_loader import ModelLoader, ResidentModel
+from app.residency.model_loader import ModelLoader, ResidentModel, worker_key
 from app.settings import Settings
 from engine.api.errors import InsufficientMemory, UnsupportedModel, WorkerDied
 from engine.api.wire import Progress
@@ -28,6 +28,9 @@ logger = logging.getLogger(__name__)
 
 GIB = 2**30
 SHUTDOWN_GRACE_S = 3.0
+
+
+_WorkerKey = tuple[Path, int | None]
 
 
 class Load:
@@ -70,9 +73,9 @@ class Supervisor:
         self._find_model = find_model
         self._read_facts = read_facts
         self._measure_memory = measure_memory
-        self._residents: dict[str, ResidentModel] = {}
-        self._loads: dict[str, Load] = {}
-        self._canonical_names: dict[str, str] = {}
+        self._residents: dict[_WorkerKey, ResidentModel] = {}
+        self._loads: dict[_WorkerKey, Load] = {}
+        self._installed: dict[str, InstalledModel] = {}
         self._load_lock = asyncio.Lock()
         self._watchers: set[asyncio.Task[None]] = set()
         self._is_closing = False
@@ -83,24 +86,24 @@ class Supervisor:
 
     @property
     def loading(self) -> tuple[str, ...]:
-        return tuple(self._loads)
+        return tuple(load.name for load in self._loads.values())
 
-    async def acquire(self, name: str) -> ResidentModel:
-        """The resident model of this name or alias, loaded if need be.
+    async def acquire(self, name: str) -> tuple[ResidentModel, InstalledModel]:
+        """The resident model that answers for this name or alias, loaded if need be, and what it is to be there.
 
         Use it before waiting for anything else: an idle model may be stopped at any time.
         """
         while True:
-            resident = self._resident(name)
-            if resident is not None:
-                return resident
+            served = self._served(name)
+            if served is not None:
+                return served
             load = await self._join_load(name)
             if load is not None:
                 await load.wait()
 
     async def load(self, name: str) -> AsyncGenerator[Progress, None]:
         """Load a model and yield progress until it is ready."""
-        load = None if self._resident(name) else await self._join_load(name)
+        load = None if self._served(name) else await self._join_load(name)
         if load is None:
             return
         listener: asyncio.Queue[Progress | None] = asyncio.Queue()
@@ -113,21 +116,34 @@ class Supervisor:
         await load.wait()
 
     async def stop(self, name: str) -> bool:
-        """Stop a model, loading or resident; its open requests end with one error each."""
-        installed = self._resident(name)
-        key = installed.name if installed else (await asyncio.to_thread(self._find_model, name)).name
+        """Stop a model, loading or resident; its open requests end with one error each.
+
+        A worker that answers for other names too goes on, and so do its requests.
+        """
+        # A model whose files are gone can still be stopped.
+        known = (model for asked, model in self._installed.items() if name in (asked, model.name))
+        installed = next(known, None)
+        if installed is None:
+            installed = await asyncio.to_thread(self._find_model, name)
+        key, name = worker_key(installed), installed.name
+        self._installed = {asked: model for asked, model in self._installed.items() if model.name != name}
         load = self._loads.get(key)
-        if load is not None and load.task is not None:
+        if load is not None and load.task is not None and load.name == name:
             load.task.cancel()
             await asyncio.wait({load.task})
+            return True
         resident = self._residents.get(key)
-        if resident is not None:
-            await self._unload(resident, f"The model {key} was stopped.")
-        return load is not None or resident is not None
+        if resident is None or name not in resident.names:
+            return False
+        if resident.names == [name]:
+            await self._unload(resident, f"The model {name} was stopped.")
+        else:
+            resident.names.remove(name)
+        return True
 
-    def is_resident(self, key: str) -> bool:
+    def is_resident(self, name: str) -> bool:
         """Whether the model of this canonical name is loaded or being loaded."""
-        return key in self._residents or key in self._loads
+        return name in self.loading or any(name in resident.names for resident in self.residents)
 
     def observe_stats(self) -> None:
         """Bring the metrics up to date with every worker's latest report."""
@@ -150,21 +166,29 @@ class Supervisor:
         await asyncio.gather(*self._watchers, return_exceptions=True)
         self._loader.close()
 
-    def _resident(self, name: str) -> ResidentModel | None:
-        resident = self._residents.get(self._canonical_names.get(name, name))
-        return resident if resident is not None and resident.worker.failure is None else None
+    def _served(self, name: str) -> tuple[ResidentModel, InstalledModel] | None:
+        """Who answers for a name that was asked for before, if it is resident."""
+        installed = self._installed.get(name)
+        resident = self._residents.get(worker_key(installed)) if installed else None
+        if installed is None or resident is None or resident.worker.failure is not None:
+            return None
+        return (resident, installed) if installed.name in resident.names else None
 
     async def _join_load(self, name: str) -> Load | None:
         """The load of this model, started if there is none; None if it just became resident."""
         installed = await asyncio.to_thread(self._find_model, name)
-        self._canonical_names[name] = installed.name
+        self._installed[name] = installed
         if self._is_closing:
             raise ShuttingDown("The daemon is shutting down; start it again and repeat the request.")
-        if self._resident(installed.name) is not None:
+        key = worker_key(installed)
+        resident = self._residents.get(key)
+        if resident is not None and resident.worker.failure is None:
+            if installed.name not in resident.names:
+                resident.names.append(installed.name)
             return None
-        load = self._loads.get(installed.name)
+        load = self._loads.get(key)
         if load is None:
-            load = self._loads[installed.name] = Load(installed.name)
+            load = self._loads[key] = Load(installed.name)
             load.task = asyncio.create_task(self._load(installed, load))
             # Everyone who waited may have left; a failure is logged where it happens.
             load.task.add_done_callback(lambda task: task.cancelled() or task.exception())
@@ -174,7 +198,7 @@ class Supervisor:
         try:
             async with self._load_lock:
                 resident = await self._load_with_room(installed, load)
-                self._residents[installed.name] = resident
+                self._residents[worker_key(installed)] = resident
             watcher = asyncio.create_task(self._watch(resident))
             self._watchers.add(watcher)
             watcher.add_done_callback(self._watchers.discard)
@@ -183,7 +207,7 @@ class Supervisor:
             logger.error("%s could not be loaded: %s", installed.name, error)
             raise
         finally:
-            del self._loads[installed.name]
+            del self._loads[worker_key(installed)]
             load.report(None)
 
     async def _load_with_room(self, installed: InstalledModel, load: Load) -> ResidentModel:
@@ -228,13 +252,14 @@ class Supervisor:
     async def _watch(self, resident: ResidentModel) -> None:
         """Clean up after a worker that failed by itself; the next request then loads a fresh one."""
         await resident.worker.failed.wait()
-        if self._residents.get(resident.name) is resident:
+        if self._residents.get(worker_key(resident.installed)) is resident:
             logger.error("%s is no longer resident: %s", resident.name, resident.worker.failure)
             await self._unload(resident, str(resident.worker.failure))
 
     async def _unload(self, resident: ResidentModel, reason: str) -> None:
-        if self._residents.get(resident.name) is resident:
-            del self._residents[resident.name]
+        key = worker_key(resident.installed)
+        if self._residents.get(key) is resident:
+            del self._residents[key]
             self._observe(resident)
             self._metrics.forget_engine(resident.name)
             await resident.worker.close(self._settings.worker_stop_timeout_s, reason)

@@ -59,6 +59,8 @@ class InstalledModels(msgspec.Struct, frozen=True):
 class RunningModelEntry(msgspec.Struct, frozen=True, kw_only=True):
     """`size` is weights plus KV pool, `size_vram` the part of it on a GPU; `loaded_at` is RFC 3339.
 
+    Models of the same files share a worker, `pid`: the first of them has the size, the others 0.
+
     `kv_cache_tokens` is the size of the pool and `kv_cache_usage` the share of it in use, 0 to 1.
     """
 

@@ -40,6 +40,8 @@ class GenerateJob:
         if preset is None:
             return tuple(requests)
         return tuple(
-            msgspec.structs.replace(request, messages=preset.opening(request.messages)) if request.messages else request
+            msgspec.structs.replace(request, messages=preset.opening(request.messages), chat_template=preset.template)
+            if request.messages
+            else request
             for request in requests
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from app.metrics import kv_usage
 from app.residency.memory import declared_bytes
 from app.residency.model_loader import ResidentModel
@@ -9,12 +11,19 @@ from app.schema.admin import RunningModelEntry
 from app.translate.admin import rfc3339
 
 
-def running_entry(resident: ResidentModel) -> RunningModelEntry:
+def running_entries(resident: ResidentModel) -> tuple[RunningModelEntry, ...]:
+    """One for each name; the first has the memory, which the others share."""
+    first = _entry(resident, resident.names[0], declared_bytes(resident.facts))
+    notes = (f"shares its worker with {first.name}", *first.notes)
+    others = (msgspec.structs.replace(_entry(resident, name, 0), notes=notes) for name in resident.names[1:])
+    return (first, *others)
+
+
+def _entry(resident: ResidentModel, name: str, size_bytes: int) -> RunningModelEntry:
     facts = resident.facts
-    size_bytes = declared_bytes(facts)
     return RunningModelEntry(
-        name=resident.name,
-        model=resident.name,
+        name=name,
+        model=name,
         size=size_bytes,
         size_vram=0 if facts.device.startswith("cpu") else size_bytes,
         digest=resident.installed.digest,

@@ -17,7 +17,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One generation request; exactly one of `messages`, `text`, `token_ids` is given.
 
     `messages` are role/content dicts as chat templates expect them.  `prompt_param` is the
-    name of the request field the prompt came from, for error messages.
+    name of the request field the prompt came from, for error messages.  `chat_template` is Jinja
+    that takes the place of the model's own.
     """
 
     request_id: str
@@ -26,6 +27,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     text: str | None = None
     token_ids: tuple[int, ...] | None = None
     add_special_tokens: bool = True
+    chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] = {}
     cache_salt: str = ""
     prompt_param: str = "messages"

@@ -8,6 +8,7 @@ no worker.  Used by the daemon's completion handlers and by `engine.llm`.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -105,11 +106,14 @@ class TextStage:
     def _render(self, request: GenerateRequest) -> str:
         if not request.messages:
             raise InvalidParameter(request.prompt_param, "The list of messages is empty; give at least one message.")
-        if self.chat_template is None:
+        template = self.chat_template
+        if request.chat_template is not None:
+            template = _compiled(request.chat_template, self.tokenizer.bos_token, self.tokenizer.eos_token)
+        if template is None:
             raise InvalidParameter(
                 request.prompt_param, "This model has no chat template; send a plain prompt instead of messages."
             )
-        return self.chat_template.render(request.messages, **request.chat_template_kwargs)
+        return template.render(request.messages, **request.chat_template_kwargs)
 
     def _encode(self, text: str, param: str, *, add_special_tokens: bool) -> tuple[int, ...]:
         try:
@@ -140,14 +144,14 @@ class TextStage:
         return tuple(dict.fromkeys((*known_eos, *sampling.stop_token_ids)))
 
 
-def open_text_files(model: Path, template: str | None = None) -> tuple[Tokenizer, ChatTemplate | None]:
-    """What a checkpoint directory or GGUF file says about text, for a `TextStage`; errors as `load_tokenizer`.
+@functools.lru_cache(maxsize=16)
+def _compiled(source: str, bos_token: str, eos_token: str) -> ChatTemplate:
+    """A template that came with a request: compiled once for all of its kind."""
+    return ChatTemplate(source, bos_token=bos_token, eos_token=eos_token)
 
-    `template` is Jinja that takes the place of the checkpoint's own chat template.
-    """
-    if template is not None:
-        tokenizer = load_tokenizer(model)
-        return tokenizer, ChatTemplate(template, bos_token=tokenizer.bos_token, eos_token=tokenizer.eos_token)
+
+def open_text_files(model: Path) -> tuple[Tokenizer, ChatTemplate | None]:
+    """What a checkpoint directory or GGUF file says about text, for a `TextStage`; errors as `load_tokenizer`."""
     if model.is_dir():
         tokenizer = load_tokenizer(model)
         return tokenizer, load_chat_template(model, tokenizer)

@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from tests.fakes.daemon import FakeDaemon, running_daemon
+from tests.fakes.hub import FakeHub
 from tests.fakes.tiny_model import write_tiny_model
 
 MODELFILE = '''
@@ -106,3 +107,42 @@ def test_what_a_chat_could_not_do_is_refused_at_once(daemon: FakeDaemon, tmp_pat
     assert "--file" in quire(daemon, "create", "--help").stdout
     missing = quire(daemon, "create", "poet", "-f", str(tmp_path / "nowhere"))
     assert (missing.returncode, "There is no Modelfile at" in missing.stderr) == (1, True)
+
+
+def test_models_of_the_same_files_share_a_worker(daemon: FakeDaemon, tmp_path: Path) -> None:
+    base = str(write_tiny_model(tmp_path / "tiny"))
+    modelfile = tmp_path / "Modelfile"
+    modelfile.write_text("FROM ./tiny\nSYSTEM Rhyme.\nTEMPLATE {{ messages[0].content }}{{ messages[-1].content }}\n")
+    assert quire(daemon, "create", "poet", "-f", str(modelfile)).returncode == 0
+    modelfile.write_text("FROM ./tiny\nPARAMETER num_ctx 100\n")
+    assert quire(daemon, "create", "short", "-f", str(modelfile)).returncode == 0
+
+    assert quire(daemon, "run", base, "1").stdout == "1\n"
+    assert quire(daemon, "run", "poet", "2").stdout == "Rhyme.2\n"
+    assert quire(daemon, "run", "short", "3").stdout == "3\n"
+    assert quire(daemon, "run", base, "4").stdout == "4\n"
+    running = {entry["name"]: entry for entry in json.loads(quire(daemon, "ps", "--json").stdout)["models"]}
+    assert running.keys() == {base, "poet", "short"}
+    assert running["poet"]["pid"] == running[base]["pid"] != running["short"]["pid"]
+    assert (running["poet"]["size"], running[base]["size"] > 0) == (0, True)
+
+    assert quire(daemon, "stop", base).stderr == f"Unloaded {base}.\n"
+    assert quire(daemon, "run", "poet", "5").stdout == "Rhyme.5\n"
+    (poet,) = [e for e in json.loads(quire(daemon, "ps", "--json").stdout)["models"] if e["name"] == "poet"]
+    assert (poet["pid"], poet["size"] > 0) == (running[base]["pid"], True)
+    assert quire(daemon, "stop", "--all").returncode == 0
+    assert json.loads(quire(daemon, "ps", "--json").stdout) == {"models": []}
+
+
+def test_a_base_that_is_not_installed_is_pulled_first(tmp_path: Path) -> None:
+    source = write_tiny_model(tmp_path / "source")
+    with FakeHub() as hub:
+        hub.add("org/tiny", {file.name: file.read_bytes() for file in source.iterdir()})
+        with running_daemon(tmp_path / "daemon", HF_ENDPOINT=hub.endpoint) as daemon:
+            modelfile = tmp_path / "Modelfile"
+            modelfile.write_text("FROM org/tiny\nPARAMETER stop Z\n")
+            created = quire(daemon, "create", "poet", "-f", str(modelfile))
+            assert created.returncode == 0, created.stderr
+            assert answer(daemon, [{"role": "user", "content": "to Z"}]) == "to "
+            removed = quire(daemon, "rm", "org/tiny")
+            assert "stay for poet" in removed.stderr
