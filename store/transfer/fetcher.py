@@ -42,7 +42,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 _NUM_HASHERS = 2
 _WATCH_INTERVAL_S = 0.05
 _SYNC_INTERVAL_S = 1.0
-_JOIN_TIMEOUT_S = 0.1
+_JOIN_TIMEOUT_S = 0.05
 _SAY_INTERVAL_S = 1.0
 _T = TypeVar("_T")
 
@@ -64,7 +64,7 @@ class Downloader:
         self._policy = policy
         self._limit = limit
         self._shape = shape
-        self._connection = Connection(credentials, policy)
+        self._open_connection: Connection | None = None
         self._unusable: dict[str, StoreError] = {}
 
     def __enter__(self) -> Self:
@@ -73,7 +73,8 @@ class Downloader:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._connection.close()
+        if self._open_connection is not None:
+            self._open_connection.close()
 
     def identify(self, file: RemoteFile) -> RemoteFile:
         """Ask for the size and entity tag of a file whose listing had none.  Raises as `read_range`."""
@@ -247,11 +248,18 @@ class Downloader:
                     break
             return bytes(content[:length])
 
+    @property
+    def _connection(self) -> Connection:
+        if self._open_connection is None:
+            self._open_connection = Connection(self._credentials, self._policy)
+        return self._open_connection
+
     def _drop_connections(self) -> None:
         """Wake whoever waits for bytes; later requests get connections of their own."""
-        self._connection.abort()
-        self._connection.close()
-        self._connection = Connection(self._credentials, self._policy)
+        if self._open_connection is not None:
+            self._open_connection.abort()
+            self._open_connection.close()
+            self._open_connection = None
 
 
 def _keep_synced(schedule: Schedule) -> None:
