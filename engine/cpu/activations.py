@@ -12,8 +12,15 @@ LANES = 16
 
 GROUP = 32
 """Inputs that share a scale, where activations and weights are quantised."""
-ACTIVATION_BYTES = GROUP + 4 + 4
-"""What one row of quantised activations takes per group: codes, scale, scaled sum."""
+SCALE, SCALED_SUM, START_4, START_8 = range(4)
+"""The numbers of a group beside its codes, for each row of a block side by side: the scale; scale · the sum of the
+codes; and what sums of products with symmetric codes of 4 and of 8 bits start from (`engine.cpu.matrix_tile`)."""
+ACTIVATION_BYTES = GROUP + 4 * 4
+"""What one row of quantised activations takes per group."""
+
+EXACT = 1.5 * 2.0**23
+EXACT_BITS = 0x4B40_0000
+"""A float32 and its bits: these plus a whole number below 2^22 are the bits of the sum of both."""
 
 FLOAT_GROUP = LANES
 """Inputs that float activations hold side by side; the width of a matrix must be a multiple."""
@@ -26,6 +33,13 @@ def max_block_rows() -> int:
     isa = host_isa()
     assert isa is not None, "this processor is not served"
     return isa.tile_rows
+
+
+def uses_amx() -> bool:
+    """Whether tall tiles of quantised weights are multiplied by the processor's unit for that."""
+    isa = host_isa()
+    assert isa is not None, "this processor is not served"
+    return isa.has_amx
 
 
 def packed_row_bytes(columns: int) -> int:

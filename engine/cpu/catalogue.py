@@ -6,15 +6,16 @@ Imports none of the modules that hold them, which need the compiler.  Used by wh
 
 from __future__ import annotations
 
-from engine.cpu.activations import max_block_rows
+from engine.cpu.activations import max_block_rows, uses_amx
 from engine.cpu.attention_shape import AttentionShape
 from engine.cpu.kernel import Kernel
 
 _PACK, _ROWS, _FLOATS = "engine.cpu.pack_kernels", "engine.cpu.row_kernels", "engine.cpu.float_kernels"
 
 
-def matrix_kernel(bits: int) -> Kernel:
-    return Kernel("engine.cpu.matrix_kernels", "matrix", (bits, max_block_rows()))
+def matrix_kernel(bits: int, is_symmetric: bool) -> Kernel:
+    constants = (bits, is_symmetric, max_block_rows(), uses_amx())
+    return Kernel("engine.cpu.matrix_kernels", "matrix", constants)
 
 
 def norm_pack_kernel() -> Kernel:
@@ -29,8 +30,8 @@ def gate_pack_kernel() -> Kernel:
     return Kernel(_PACK, "gate_pack", (max_block_rows(),))
 
 
-def embed_packed_kernel(bits: int) -> Kernel:
-    return Kernel(_ROWS, "embed_packed", (bits,))
+def embed_packed_kernel(bits: int, is_symmetric: bool) -> Kernel:
+    return Kernel(_ROWS, "embed_packed", (bits, is_symmetric))
 
 
 def float_matrix_kernel(number_format: int) -> Kernel:

@@ -19,7 +19,7 @@ from engine.cpu.activations import FLOAT_ACTIVATION_BYTES as ACTIVATION_BYTES
 from engine.cpu.activations import FLOAT_GROUP as GROUP
 from engine.cpu.activations import LANES
 from engine.cpu.lanes import FLOAT16, FLOAT32, FLOATS, INT16, INT32, Emitter, Lanes, Loop
-from engine.cpu.matrix_tile import PREFETCH_BYTES
+from engine.cpu.weight_record import PREFETCH_BYTES
 from engine.layers.packed_floats import FLOAT_DTYPES
 
 _FLOAT16, _BFLOAT16 = FLOAT_DTYPES.index(torch.float16), FLOAT_DTYPES.index(torch.bfloat16)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import os
 import platform
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -21,18 +22,28 @@ _FLAGS = {
     "avx512bw": "avx512bw",
     "avx512vnni": "avx512_vnni",
     "avxvnni": "avx_vnni",
+    "amx-tile": "amx_tile",
+    "amx-int8": "amx_int8",
 }
 """LLVM's names of the features that `choose_isa` asks for, and Linux's."""
+
+# Of Linux on x86-64: https://docs.kernel.org/arch/x86/xstate.html
+_ARCH_PRCTL, _REQUEST_STATE, _TILE_DATA = 158, 0x1023, 18
 
 DotProduct = Literal["vnni512", "vnni256", "maddubs", "usdot", "widening"]
 
 
 @dataclass(frozen=True, slots=True)
 class Isa:
-    """`dot_product`: how eight-bit products are summed; `tile_rows`: rows of a matrix tile that registers can hold."""
+    """How this processor multiplies.
+
+    `dot_product`: how eight-bit products are summed; `tile_rows`: rows of a matrix tile that registers can hold;
+    `has_amx`: whether there is a unit that multiplies whole tiles of eight-bit numbers.
+    """
 
     dot_product: DotProduct
     tile_rows: int
+    has_amx: bool = False
 
 
 def choose_isa(machine: str, features: frozenset[str]) -> Isa | None:
@@ -46,7 +57,7 @@ def choose_isa(machine: str, features: frozenset[str]) -> Isa | None:
     if machine not in ("x86_64", "AMD64") or not {"avx2", "fma", "f16c"} <= features:
         return None
     if {"avx512vnni", "avx512f", "avx512bw"} <= features:
-        return Isa("vnni512", 16)
+        return Isa("vnni512", 16, has_amx={"amx-tile", "amx-int8"} <= features)
     return Isa("vnni256" if "avxvnni" in features else "maddubs", 4)
 
 
@@ -74,16 +85,33 @@ def host_cpu() -> HostCpu:
 
 @functools.cache
 def host_isa() -> Isa | None:
-    """The way of the processor that kernels are compiled for."""
+    """The way of the processor that kernels are compiled for.
+
+    Where it has AMX, the process may use it from now on, unless the system refuses.
+    """
+    isa = choose_isa(platform.machine(), _features())
+    if isa is not None and isa.has_amx and not _allow_amx():
+        return replace(isa, has_amx=False)
+    return isa
+
+
+def _features() -> frozenset[str]:
+    """Those in LLVM's words that kernels may use; of Linux's own list only what `choose_isa` asks for."""
     features = _chosen_features()
     if features is None:
         flags = _cpu_info().get("flags")
         if flags is not None:
-            present = {feature for feature, flag in _FLAGS.items() if flag in flags.split()}
-            return choose_isa(platform.machine(), frozenset(present))
+            return frozenset(feature for feature, flag in _FLAGS.items() if flag in flags.split())
         features = host_cpu().features
-    names = {entry[1:] for entry in features.split(",") if entry.startswith("+")}
-    return choose_isa(platform.machine(), frozenset(names))
+    return frozenset(entry[1:] for entry in features.split(",") if entry.startswith("+"))
+
+
+def _allow_amx() -> bool:
+    """Ask Linux for the tile registers, which a process must before its first use of them; whether it may."""
+    if not sys.platform.startswith("linux"):
+        return False
+    system_call = ctypes.CDLL(None).syscall
+    return bool(system_call(_ARCH_PRCTL, _REQUEST_STATE, _TILE_DATA) == 0)
 
 
 @functools.cache

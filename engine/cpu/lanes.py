@@ -79,6 +79,10 @@ class Lanes:
         """int32 bit patterns as the float32 they stand for."""
         return self._with(self.emit.builder.bitcast(self.value, FLOATS))
 
+    def as_int_bits(self) -> Lanes:
+        """float32 as the int32 of its bits."""
+        return self._with(self.emit.builder.bitcast(self.value, INTS))
+
     def rounded(self) -> Lanes:
         """To the nearest whole float32, ties to even."""
         return self._with(self.emit.call("llvm.rint.v16f32", FLOATS, self.value))
@@ -171,6 +175,10 @@ class Emitter:
     def floats(self, number: float) -> Lanes:
         return Lanes(self, ir.Constant(FLOATS, [number] * LANES))
 
+    def fma(self, left: Lanes, right: Lanes, added: Lanes) -> Lanes:
+        """left · right + added of floats, rounded once."""
+        return Lanes(self, self.call("llvm.fma.v16f32", FLOATS, left.value, right.value, added.value))
+
     def ints(self, number: int) -> Lanes:
         return Lanes(self, ir.Constant(INTS, [number] * LANES))
 
@@ -237,16 +245,17 @@ class Loop:
         self.values = [builder.phi(value.type) for value in initial]
         for phi, value in zip(self.values, initial, strict=True):
             phi.add_incoming(value, before)
+        self.following_index = builder.add(self._index, INT64(1))
+        """How many turns there have been when this one ends."""
 
     def close(self, following: Sequence[ir.Value]) -> list[ir.Value]:
         """End the body: `following` are the carried values of the next turn, and the result after the last."""
         builder = self._builder
         following = list(following)
-        advanced = builder.add(self._index, INT64(1))
-        self._index.add_incoming(advanced, builder.block)
+        self._index.add_incoming(self.following_index, builder.block)
         for phi, value in zip(self.values, following, strict=True):
             phi.add_incoming(value, builder.block)
         after = builder.append_basic_block("after_loop")
-        builder.cbranch(builder.icmp_signed("<", advanced, self._count), self._body, after)
+        builder.cbranch(builder.icmp_signed("<", self.following_index, self._count), self._body, after)
         builder.position_at_end(after)
         return following

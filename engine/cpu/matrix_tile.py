@@ -2,36 +2,26 @@
 
 Weights are `engine.layers.packed_weight.PackedMatrix`: groups of 32 inputs by 16 outputs, weight = scale · code +
 minimum.  Activations are packed alike (`engine.cpu.pack_kernels`): per row and group, int8 codes, their scale, and
-scale · sum of the codes.  So a group adds scale · scale' · Σ code · code' + minimum · (scale' · Σ code'), where the
-first sum is exact in 32 bits.  A row's result depends on that row alone, whatever the number of rows.
+scale · sum of the codes.  So a group adds scale' · (scale · Σ code · code') + minimum · (scale' · Σ code'), where the
+first sum is exact in 32 bits.  A symmetric matrix has a code that stands for zero instead of minimums: its sums start
+from - zero · Σ code'.  A row's result depends on that row alone, whatever the number of rows and however
+`engine.cpu.amx_tile` and this file share them: both round the same numbers in the same order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from engine.cpu.activations import ACTIVATION_BYTES, GROUP, LANES
-from engine.cpu.isa import host_isa
-from engine.cpu.lanes import BYTES, INT8, INT16, INT32, INTS, Emitter, Lanes, Loop
-
-QUADS = GROUP // 4
-
-PREFETCH_BYTES = 4096
-"""How far ahead weights are fetched: reading them is what a decode step waits for, and the processor's own
-prefetcher reaches two thirds of what this does (docs/log.md, 2026-11-21)."""
-_LINE_BYTES = 64
-
-DotQuads = Callable[[Emitter, Lanes, Lanes, Lanes], Lanes]
-
-
-def weight_bytes(bits: int) -> int:
-    """What a group takes of one tile of weights: codes, scales and minimums."""
-    return LANES * (GROUP * bits // 8 + 2 + 2)
+from engine.cpu.activations import ACTIVATION_BYTES, EXACT, GROUP, SCALE, SCALED_SUM, START_4, START_8
+from engine.cpu.amx_tile import MIN_AMX_ROWS, sum_with_amx
+from engine.cpu.dot_products import dot_quads_of
+from engine.cpu.lanes import FLOAT32, INT32, Emitter, Lanes, Loop
+from engine.cpu.weight_record import QUADS, WeightRecord
 
 
 @intrinsic(prefer_literal=True)
@@ -39,6 +29,8 @@ def matrix_tile(
     typing_context: Any,
     rows: Any,
     bits: Any,
+    is_symmetric: Any,
+    has_amx: Any,
     activations: Any,
     weights: Any,
     bias: Any,
@@ -46,138 +38,68 @@ def matrix_tile(
     output_stride: Any,
     num_groups: Any,
 ) -> tuple[Any, Any]:
-    """Write `rows` (a constant) by 16 float32 to `output`, whose rows lie `output_stride` bytes apart.
+    """Write `rows` by 16 float32 to `output`, whose rows lie `output_stride` bytes apart.
 
-    `activations` is one block of rows, `weights` one tile of `bits` (a constant), `bias` 16 float32.
+    `activations` is one block of rows, `weights` one tile, `bias` 16 float32.  The first four are constants.  Where
+    `has_amx`, tiles of `MIN_AMX_ROWS` and more need `engine.cpu.amx_tile.open_amx` before and `close_amx` after.
     """
     num_rows, num_bits = rows.literal_value, bits.literal_value
+    symmetric, by_amx = bool(is_symmetric.literal_value), bool(has_amx.literal_value) and num_rows >= MIN_AMX_ROWS
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
         emit = Emitter(builder)
-        block, tile, bias_address, target, stride, count = arguments[2:]
-        first = emit.load_floats(bias_address).value
-        loop = Loop(emit, count, [block, tile, *[first] * num_rows])
-        block, tile, *totals = loop.values
-        new_totals = _add_group(emit, num_bits, block, tile, [Lanes(emit, total) for total in totals])
-        next_block = emit.at(block, num_rows * ACTIVATION_BYTES)
-        totals = loop.close([next_block, emit.at(tile, weight_bytes(num_bits)), *[t.value for t in new_totals]])[2:]
+        block, tile, bias_address, target, stride, count = arguments[4:]
+        totals = [emit.load_floats(bias_address)] * num_rows
+        record = WeightRecord(emit, num_bits, symmetric, tile)
+        if by_amx:
+            totals = sum_with_amx(emit, record, block, totals, count)
+        else:
+            totals = _sum(emit, record, block, totals, count)
         for total in totals:
-            emit.store(total, target)
+            emit.store_floats(total, target)
             target = emit.at(target, stride)
         return context.get_dummy_value()
 
-    return types.void(rows, bits, *[types.int64] * 6), generate
+    return types.void(rows, bits, is_symmetric, has_amx, *[types.int64] * 6), generate
 
 
-def _add_group(emit: Emitter, bits: int, block: ir.Value, tile: ir.Value, totals: list[Lanes]) -> list[Lanes]:
-    """The totals of all rows with one group added."""
+def _sum(emit: Emitter, record: WeightRecord, block: ir.Value, totals: list[Lanes], count: ir.Value) -> list[Lanes]:
+    """The totals of all rows with `count` groups added, the first of which is `record`."""
+    loop = Loop(emit, count, [block, record.address, *(total.value for total in totals)])
+    block, address, *carried = loop.values
+    record = replace(record, address=address)
+    new_totals = _add_group(emit, record, block, [Lanes(emit, total) for total in carried])
+    next_block = emit.at(block, len(totals) * ACTIVATION_BYTES)
+    sums = loop.close([next_block, record.next_address, *(total.value for total in new_totals)])[2:]
+    return [Lanes(emit, total) for total in sums]
+
+
+def _add_group(emit: Emitter, record: WeightRecord, block: ir.Value, totals: list[Lanes]) -> list[Lanes]:
+    """The totals of all rows with one group added.
+
+    A sum is kept as the bits of a float32 that is larger by `EXACT`.  So it need not be converted: what comes of
+    EXACT · scale is a float32 too, and is subtracted within the product with the scale.
+    """
     num_rows = len(totals)
-    for line in range(0, weight_bytes(bits), _LINE_BYTES):
-        emit.prefetch(tile, PREFETCH_BYTES + line)
-    codes = _load_codes(emit, bits, tile)
-    scale = emit.load_halves(tile, LANES * GROUP * bits // 8)
-    minimum = emit.load_halves(tile, LANES * (GROUP * bits // 8 + 2))
-    dot_quads = _dot_quads_of(bits)
+    record.prefetch()
+    codes, scales = record.codes(), record.scales()
+    minimums = None if record.is_symmetric else record.minimums()
+    excess = scales * emit.floats(-EXACT)
+    dot_quads = dot_quads_of(record.bits)
+
+    def number(row: int, index: int, kind: ir.Type = FLOAT32) -> Lanes:
+        return emit.load_splat(block, num_rows * (GROUP + 4 * index) + 4 * row, kind)
+
     sums = []
     for row, total in enumerate(totals):
-        dots = emit.ints(0)
+        if record.is_symmetric:
+            dots = number(row, START_4 if record.bits == 4 else START_8, INT32)
+        else:
+            dots = emit.floats(EXACT).as_int_bits()
         for quad in range(QUADS):
             dots = dot_quads(emit, dots, codes[quad], emit.load_splat(block, row * GROUP + 4 * quad, INT32))
-        row_scale = emit.load_splat(block, num_rows * GROUP + 4 * row)
-        row_sum = emit.load_splat(block, num_rows * (GROUP + 4) + 4 * row)
-        sums.append(minimum * row_sum + (scale * row_scale * dots.to_float() + total))
+        total = emit.fma(emit.fma(dots.as_float_bits(), scales, excess), number(row, SCALE), total)
+        if minimums is not None:
+            total = emit.fma(minimums, number(row, SCALED_SUM), total)
+        sums.append(total)
     return sums
-
-
-def _dot_quads_of(bits: int) -> DotQuads:
-    isa = host_isa()
-    assert isa is not None, "this processor is not served"
-    if bits == 8 and isa.dot_product == "maddubs":
-        return _dot_widening  # pairs of products overflow 16 bits
-    return _DOT_QUADS[isa.dot_product]
-
-
-def _load_codes(emit: Emitter, bits: int, tile: ir.Value) -> list[Lanes]:
-    """The codes of a group, four bytes per lane: one vector for each four inputs."""
-    if bits == 8:
-        return [emit.load_ints(tile, 4 * LANES * quad) for quad in range(QUADS)]
-    packed = [emit.load_ints(tile, 4 * LANES * quad) for quad in range(QUADS // 2)]
-    return [both & 0x0F0F0F0F for both in packed] + [(both >> 4) & 0x0F0F0F0F for both in packed]
-
-
-def _dot_vnni512(emit: Emitter, sums: Lanes, codes: Lanes, activations: Lanes) -> Lanes:
-    name = "llvm.x86.avx512.vpdpbusd.512"
-    return Lanes(emit, emit.call(name, INTS, sums.value, codes.value, activations.value))
-
-
-def _dot_vnni256(emit: Emitter, sums: Lanes, codes: Lanes, activations: Lanes) -> Lanes:
-    half = ir.VectorType(INT32, LANES // 2)
-
-    def dot(parts: list[ir.Value]) -> ir.Value:
-        return emit.call("llvm.x86.avx512.vpdpbusd.256", half, *parts)
-
-    return _by_parts(emit, 2, dot, sums, codes, activations)
-
-
-def _dot_maddubs(emit: Emitter, sums: Lanes, codes: Lanes, activations: Lanes) -> Lanes:
-    """Pairs of products in 16 bits, which hold those of 4-bit codes; then pairs of pairs."""
-    bytes_, shorts, ints = (ir.VectorType(kind, n) for kind, n in ((INT8, 32), (INT16, 16), (INT32, 8)))
-    ones = ir.Constant(shorts, [1] * 16)
-
-    def dot(parts: list[ir.Value]) -> ir.Value:
-        left, right = (emit.builder.bitcast(part, bytes_) for part in parts[1:])
-        pairs = emit.call("llvm.x86.avx2.pmadd.ub.sw", shorts, left, right)
-        return emit.builder.add(parts[0], emit.call("llvm.x86.avx2.pmadd.wd", ints, pairs, ones))
-
-    return _by_parts(emit, 2, dot, sums, codes, activations)
-
-
-def _dot_usdot(emit: Emitter, sums: Lanes, codes: Lanes, activations: Lanes) -> Lanes:
-    bytes_, ints = ir.VectorType(INT8, 16), ir.VectorType(INT32, 4)
-
-    def dot(parts: list[ir.Value]) -> ir.Value:
-        left, right = (emit.builder.bitcast(part, bytes_) for part in parts[1:])
-        return emit.call("llvm.aarch64.neon.usdot.v4i32.v16i8", ints, parts[0], left, right)
-
-    return _by_parts(emit, 4, dot, sums, codes, activations)
-
-
-def _dot_widening(emit: Emitter, sums: Lanes, codes: Lanes, activations: Lanes) -> Lanes:
-    """In plain LLVM: 16-bit products, which hold 255 · 127, summed in 32 bits."""
-    builder = emit.builder
-    shorts, ints = ir.VectorType(INT16, 4 * LANES), ir.VectorType(INT32, 4 * LANES)
-    left = builder.zext(builder.bitcast(codes.value, BYTES), shorts)
-    right = builder.sext(builder.bitcast(activations.value, BYTES), shorts)
-    products = builder.sext(builder.mul(left, right), ints)
-    undefined = ir.Constant(ints, ir.Undefined)
-    for part in range(4):
-        order = ir.Constant(INTS, [4 * lane + part for lane in range(LANES)])
-        sums = sums + Lanes(emit, builder.shuffle_vector(products, undefined, order))
-    return sums
-
-
-def _by_parts(emit: Emitter, num_parts: int, dot: Callable[[list[ir.Value]], ir.Value], *operands: Lanes) -> Lanes:
-    """Split the lanes of all operands, apply `dot` to each part, and join the results."""
-    builder = emit.builder
-    undefined = ir.Constant(INTS, ir.Undefined)
-    width = LANES // num_parts
-    results = []
-    for part in range(num_parts):
-        order = ir.Constant(ir.VectorType(INT32, width), list(range(part * width, (part + 1) * width)))
-        results.append(dot([builder.shuffle_vector(operand.value, undefined, order) for operand in operands]))
-    while len(results) > 1:
-        width *= 2
-        order = ir.Constant(ir.VectorType(INT32, width), list(range(width)))
-        results = [
-            builder.shuffle_vector(low, high, order) for low, high in zip(results[::2], results[1::2], strict=True)
-        ]
-    return Lanes(emit, results[0])
-
-
-_DOT_QUADS: dict[str, DotQuads] = {
-    "vnni512": _dot_vnni512,
-    "vnni256": _dot_vnni256,
-    "maddubs": _dot_maddubs,
-    "usdot": _dot_usdot,
-    "widening": _dot_widening,
-}

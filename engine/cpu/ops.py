@@ -39,7 +39,7 @@ class CompiledOps:
         (matrix,) = weight.segments
         output = recorder.buffer(weight.in_features)
         if isinstance(matrix, PackedMatrix):
-            kernel = catalogue.embed_packed_kernel(matrix.bits)
+            kernel = catalogue.embed_packed_kernel(matrix.coding.bits, matrix.coding.is_symmetric)
         else:
             kernel = catalogue.embed_floats_kernel(_format(matrix))
         recorder.add(
@@ -135,7 +135,7 @@ class CompiledOps:
         offset = 0
         for matrix in weight.segments:
             if isinstance(matrix, PackedMatrix):
-                kernel = catalogue.matrix_kernel(matrix.bits)
+                kernel = catalogue.matrix_kernel(matrix.coding.bits, matrix.coding.is_symmetric)
             else:
                 kernel = catalogue.float_matrix_kernel(_format(matrix))
             recorder.add(

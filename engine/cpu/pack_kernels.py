@@ -16,9 +16,9 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from engine.cpu.activations import GROUP, LANES
+from engine.cpu.activations import EXACT_BITS, GROUP, LANES, SCALE, SCALED_SUM, START_4, START_8
 from engine.cpu.kernel import Body
-from engine.cpu.lanes import FLOAT32, FLOATS, INT8, Emitter, Lanes, Loop
+from engine.cpu.lanes import FLOAT32, FLOATS, INT8, INT32, INT64, Emitter, Lanes, Loop
 from engine.cpu.memory import claim, float32s, int64s, read_arguments
 from engine.cpu.row_blocks import block_rows, group_place
 
@@ -29,8 +29,11 @@ _GATE_CHUNK = 16
 Values = Callable[[Emitter, int], Lanes]
 
 
-def _pack(emit: Emitter, values: Values, codes: ir.Value, scale: ir.Value, scaled_sum: ir.Value) -> None:
-    """Quantise the 32 values that `values` gives for the byte offsets of its halves, and store the three parts."""
+def _pack(emit: Emitter, values: Values, codes: ir.Value, numbers: ir.Value, distance: ir.Value) -> None:
+    """Quantise the 32 values that `values` gives for the byte offsets of its halves, and store codes and numbers.
+
+    The numbers are those of `engine.cpu.activations`, `distance` bytes apart.
+    """
     builder = emit.builder
     low, high = values(emit, 0), values(emit, _HALF_BYTES)
     peak = low.magnitude().maximum(high.magnitude()).largest()
@@ -41,13 +44,19 @@ def _pack(emit: Emitter, values: Values, codes: ir.Value, scale: ir.Value, scale
     whole = [(half * splat).rounded().to_int() for half in (low, high)]
     for index, half in enumerate(whole):
         emit.store(builder.trunc(half.value, ir.VectorType(INT8, LANES)), codes, LANES * index)
-    total = builder.sitofp((whole[0] + whole[1]).sum(), FLOAT32)
-    emit.store(step, scale)
-    emit.store(builder.fmul(step, total), scaled_sum)
+    total = (whole[0] + whole[1]).sum()
+    stored = {
+        SCALE: step,
+        SCALED_SUM: builder.fmul(step, builder.sitofp(total, FLOAT32)),
+        START_4: builder.sub(INT32(EXACT_BITS), builder.shl(total, INT32(3))),
+        START_8: builder.sub(INT32(EXACT_BITS), builder.shl(total, INT32(7))),
+    }
+    for index, number in stored.items():
+        emit.store(number, emit.at(numbers, builder.mul(distance, INT64(index))))
 
 
 @intrinsic
-def pack_plain(typing_context: Any, source: Any, codes: Any, scale: Any, scaled_sum: Any) -> tuple[Any, Any]:
+def pack_plain(typing_context: Any, source: Any, codes: Any, numbers: Any, distance: Any) -> tuple[Any, Any]:
     """Pack 32 float32 at `source`."""
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
@@ -60,7 +69,7 @@ def pack_plain(typing_context: Any, source: Any, codes: Any, scale: Any, scaled_
 
 @intrinsic
 def pack_scaled(
-    typing_context: Any, source: Any, weights: Any, factor: Any, codes: Any, scale: Any, scaled_sum: Any
+    typing_context: Any, source: Any, weights: Any, factor: Any, codes: Any, numbers: Any, distance: Any
 ) -> tuple[Any, Any]:
     """Pack source · weights · factor, 32 float32 each and one."""
 
@@ -77,7 +86,7 @@ def pack_scaled(
 
 
 @intrinsic
-def pack_gated(typing_context: Any, gate: Any, up: Any, codes: Any, scale: Any, scaled_sum: Any) -> tuple[Any, Any]:
+def pack_gated(typing_context: Any, gate: Any, up: Any, codes: Any, numbers: Any, distance: Any) -> tuple[Any, Any]:
     """Pack silu(gate) · up, 32 float32 each."""
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
@@ -117,9 +126,9 @@ def norm_pack(most_rows: int) -> Body:
     """
 
     def kernel(arguments, step, rank, size):
-        numbers = read_arguments(arguments, 11)
-        hidden, hidden_stride, residual, residual_stride, total, total_stride = numbers[:6]
-        weight, _, columns, packed, rows_at = numbers[6:]
+        given = read_arguments(arguments, 11)
+        hidden, hidden_stride, residual, residual_stride, total, total_stride = given[:6]
+        weight, _, columns, packed, rows_at = given[6:]
         eps = float32s(arguments + 8 * 8, 1)[0]
         num_rows = int64s(step, 8)[rows_at]
         height = block_rows(num_rows, most_rows)
@@ -132,9 +141,9 @@ def norm_pack(most_rows: int) -> Body:
             squares = add_and_square(left, right, place, num_vectors)
             factor = np.float32(1.0) / np.float32(math.sqrt(squares / np.float32(columns) + eps))
             for group in range(num_groups):
-                codes, scale, scaled_sum = group_place(packed, row, group, num_groups, height)
+                codes, numbers = group_place(packed, row, group, num_groups, height)
                 offset = group * GROUP * 4
-                pack_scaled(place + offset, weight + offset, factor, codes, scale, scaled_sum)
+                pack_scaled(place + offset, weight + offset, factor, codes, numbers, 4 * height)
             row = claim(arguments)
 
     return kernel
@@ -151,8 +160,8 @@ def pack(most_rows: int) -> Body:
         row = claim(arguments)
         while row < num_rows:
             for group in range(num_groups):
-                codes, scale, scaled_sum = group_place(packed, row, group, num_groups, height)
-                pack_plain(source + row * stride + group * GROUP * 4, codes, scale, scaled_sum)
+                codes, numbers = group_place(packed, row, group, num_groups, height)
+                pack_plain(source + row * stride + group * GROUP * 4, codes, numbers, 4 * height)
             row = claim(arguments)
 
     return kernel
@@ -171,9 +180,9 @@ def gate_pack(most_rows: int) -> Body:
         while piece < num_rows * num_chunks:
             row, first = piece // num_chunks, piece % num_chunks * _GATE_CHUNK
             for group in range(first, min(first + _GATE_CHUNK, num_groups)):
-                codes, scale, scaled_sum = group_place(packed, row, group, num_groups, height)
+                codes, numbers = group_place(packed, row, group, num_groups, height)
                 gate = source + row * stride + group * GROUP * 4
-                pack_gated(gate, gate + columns * 4, codes, scale, scaled_sum)
+                pack_gated(gate, gate + columns * 4, codes, numbers, 4 * height)
             piece = claim(arguments)
 
     return kernel

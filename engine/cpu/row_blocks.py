@@ -22,8 +22,10 @@ def block_rows(num_rows, most):
 
 @numba.njit(error_model="numpy")
 def group_place(packed, row, group, num_groups, height):
-    """Addresses of one row's codes, scale and scaled sum for one group, in packed activations."""
+    """Addresses of one row's codes and first number for one group, in packed activations.
+
+    The next number lies 4 · height bytes further.
+    """
     block, lane = row // height, row % height
     record = packed + (block * num_groups + group) * height * ACTIVATION_BYTES
-    scales = record + height * GROUP
-    return record + lane * GROUP, scales + 4 * lane, scales + 4 * (height + lane)
+    return record + lane * GROUP, record + height * GROUP + 4 * lane

@@ -19,8 +19,8 @@ from engine.cpu import step as numbers_of_step
 from engine.cpu.activations import GROUP, LANES
 from engine.cpu.kernel import Body
 from engine.cpu.lanes import FLOATS, Emitter, Lanes, Loop
-from engine.cpu.matrix_tile import weight_bytes
 from engine.cpu.memory import claim, float32s, int32s, int64s, load_half, read_arguments, uint8s
+from engine.cpu.weight_record import weight_bytes
 
 NUM_TOKENS, NUM_SEQUENCES, NUM_SAMPLES = (
     numbers_of_step.NUM_TOKENS,
@@ -57,9 +57,10 @@ def gather(block_size: int) -> Body:
     return kernel
 
 
-def embed_packed(bits: int) -> Body:
+def embed_packed(bits: int, is_symmetric: bool) -> Body:
     """Rows of a packed matrix.  Arguments: token ids, weights, groups, output and its stride."""
-    group_bytes = weight_bytes(bits)
+    group_bytes = weight_bytes(bits, is_symmetric)
+    zero = 1 << (bits - 1)
     code_bytes = LANES * GROUP * bits // 8
 
     def kernel(arguments, step, rank, size):
@@ -75,7 +76,9 @@ def embed_packed(bits: int) -> Body:
                 record = weights + (row // LANES * num_groups + group) * group_bytes
                 codes = uint8s(record, code_bytes)
                 scale = load_half(record + code_bytes + 2 * lane)
-                minimum = load_half(record + code_bytes + 2 * (LANES + lane))
+                minimum = -scale * np.float32(zero)
+                if not is_symmetric:
+                    minimum = load_half(record + code_bytes + 2 * (LANES + lane))
                 for index in range(GROUP):
                     quad = index // 4
                     if bits == 8:

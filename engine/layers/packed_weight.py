@@ -2,16 +2,18 @@
 
 Floats are `engine.layers.packed_floats.FloatMatrix`.
 
-A quantised weight [N, K] is cut into tiles of 16 outputs and groups of 32 inputs; a weight is scale · code +
-minimum, with unsigned codes of 4 or 8 bits, and a float16 scale and minimum for each output and group.  Each tile
-and group is one record: the codes, 16 scales, 16 minimums.  Input 4 j + i of a group and output lane o lie
+A quantised weight [N, K] is cut into tiles of 16 outputs and groups of 32 inputs, with unsigned codes of 4 or 8
+bits, and a float16 scale for each output and group.  A weight is scale · code + minimum, with a float16 minimum too,
+or, where the matrix is symmetric, scale · (code - zero) with the middle code as zero.  Each tile and group is one
+record: the codes, 16 scales, and 16 minimums if there are any.  Input 4 j + i of a group and output lane o lie
 
-- with 8 bits at byte 64 j + 4 o + i (a record has 576 bytes);
-- with 4 bits at byte 64 (j mod 4) + 4 o + i, in the low half if j < 4, else in the high one (320 bytes).
+- with 8 bits at byte 64 j + 4 o + i (a record has 576 bytes, or 544 without minimums);
+- with 4 bits at byte 64 (j mod 4) + 4 o + i, in the low half if j < 4, else in the high one (320, or 288).
 
 So four inputs of sixteen outputs are one 64-byte vector, as dot product instructions take it.  Outputs and
-inputs are padded with zeros.  `CodedRows` is what `pack` makes quantised matrices of.  Knows no file format and no
-way to quantise; used by `engine.layers.packed_linear`, `engine.cpu`, and `engine.kernels.torch_ops`, the reference.
+inputs are padded with zeros: their scales are.  `CodedRows` is what `pack` makes quantised matrices of.  Knows no
+file format and no way to quantise; used by `engine.layers.packed_linear`, `engine.cpu`, and
+`engine.kernels.torch_ops`, the reference.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 
@@ -29,8 +31,32 @@ Bits = Literal[4, 8]
 
 GROUP_INPUTS = 32
 _QUAD_INPUTS = 4
-_VECTOR_BYTES = _QUAD_INPUTS * TILE_OUTPUTS
-_NUMBERS_BYTES = 2 * 2 * TILE_OUTPUTS
+
+
+@dataclass(frozen=True, slots=True)
+class Coding:
+    """What the codes of a matrix are, and so what its records hold."""
+
+    bits: Bits
+    is_symmetric: bool
+
+    @property
+    def zero(self) -> int:
+        """The code that stands for 0 where there are no minimums."""
+        return 1 << (self.bits - 1)
+
+    @property
+    def code_bytes(self) -> int:
+        """What the codes of a record take."""
+        return TILE_OUTPUTS * GROUP_INPUTS * self.bits // 8
+
+    @property
+    def record_bytes(self) -> int:
+        return self.code_bytes + 2 * TILE_OUTPUTS * (1 if self.is_symmetric else 2)
+
+
+CODINGS = tuple(Coding(bits, is_symmetric) for bits in get_args(Bits) for is_symmetric in (False, True))
+"""All there are; each has records of another size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,21 +64,25 @@ class CodedRows:
     """A quantised matrix [N, in_features] row by row, as checkpoints have it.
 
     `codes` is uint8 [N, groups, 4 bits]: a byte per code, or, with 4 bits, input b of a group in the low half of
-    byte b and input b + 16 in the high half.  `scales` and `minimums` are float16 [N, groups], and a weight is
-    scale · code + minimum.  Inputs are padded with zeros to whole groups.
+    byte b and input b + 16 in the high half.  `scales` and `minimums` are float16 [N, groups]; without minimums the
+    matrix is symmetric.  Inputs are padded with zeros to whole groups.
     """
 
     bits: Bits
     in_features: int
     codes: torch.Tensor
     scales: torch.Tensor
-    minimums: torch.Tensor
+    minimums: torch.Tensor | None
 
     def __post_init__(self) -> None:
         groups = -(-self.in_features // GROUP_INPUTS)
         assert self.codes.shape[1:] == (groups, GROUP_INPUTS * self.bits // 8), tuple(self.codes.shape)
-        assert self.scales.shape == self.minimums.shape == self.codes.shape[:2]
-        assert self.scales.dtype == self.minimums.dtype == torch.float16
+        for numbers in (self.scales,) if self.minimums is None else (self.scales, self.minimums):
+            assert numbers.shape == self.codes.shape[:2] and numbers.dtype == torch.float16
+
+    @property
+    def coding(self) -> Coding:
+        return Coding(self.bits, self.minimums is None)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -60,20 +90,31 @@ class CodedRows:
 
     def with_rows(self, rearrange: Callable[[torch.Tensor], torch.Tensor]) -> CodedRows:
         """The matrix with its rows rearranged by a function that moves entries of the first dimension only."""
-        moved = (rearrange(tensor) for tensor in (self.codes, self.scales, self.minimums))
-        return CodedRows(self.bits, self.in_features, *moved)
+        minimums = None if self.minimums is None else rearrange(self.minimums)
+        return CodedRows(self.bits, self.in_features, rearrange(self.codes), rearrange(self.scales), minimums)
+
+    def with_minimums(self) -> CodedRows:
+        """The same weights as a matrix that is not symmetric."""
+        minimums = self.scales * -self.coding.zero if self.minimums is None else self.minimums
+        return CodedRows(self.bits, self.in_features, self.codes, self.scales, minimums)
 
     def widened(self) -> CodedRows:
         """The same weights with a byte per code."""
         if self.bits == 8:
             return self
         codes = torch.cat((self.codes & 15, self.codes >> 4), dim=2)
+        if self.minimums is None:
+            codes += Coding(8, True).zero - self.coding.zero
         return CodedRows(8, self.in_features, codes, self.scales, self.minimums)
 
     def dequantize(self) -> torch.Tensor:
         """The weights, float32 [N, in_features]."""
-        codes = self.widened().codes.float()
-        values = codes * self.scales.float().unsqueeze(2) + self.minimums.float().unsqueeze(2)
+        wide = self.widened()
+        scales = wide.scales.float().unsqueeze(2)
+        if wide.minimums is None:
+            values = (wide.codes.float() - wide.coding.zero) * scales
+        else:
+            values = wide.codes.float() * scales + wide.minimums.float().unsqueeze(2)
         return values.flatten(1)[:, : self.in_features]
 
 
@@ -84,24 +125,24 @@ class PackedMatrix:
     `data` may be a read-only memory map: it is never written to.
     """
 
-    bits: Bits
+    coding: Coding
     out_features: int
     in_features: int
     data: torch.Tensor
 
     def __post_init__(self) -> None:
-        expected = packed_shape(self.bits, self.out_features, self.in_features)
+        expected = packed_shape(self.coding, self.out_features, self.in_features)
         assert self.data.dtype == torch.uint8 and self.data.is_contiguous()
         assert tuple(self.data.shape) == expected, f"{tuple(self.data.shape)} is not {expected}"
 
     def dequantize(self) -> torch.Tensor:
         """The weights, float32 [out_features, in_features]."""
-        return _decode(self.data, self.bits)[: self.out_features, : self.in_features]
+        return _decode(self.data, self.coding)[: self.out_features, : self.in_features]
 
     def dequantize_rows(self, rows: torch.Tensor) -> torch.Tensor:
         """The weights of some outputs, integers [R]: float32 [R, in_features]."""
         tiles, lanes = rows // TILE_OUTPUTS, rows % TILE_OUTPUTS
-        wanted = _decode(self.data[tiles], self.bits).view(rows.numel(), TILE_OUTPUTS, -1)
+        wanted = _decode(self.data[tiles], self.coding).view(rows.numel(), TILE_OUTPUTS, -1)
         return wanted[torch.arange(rows.numel(), device=rows.device), lanes, : self.in_features]
 
 
@@ -141,24 +182,23 @@ class PackedWeight:
         return torch.cat([segment.dequantize() for segment in self.segments])
 
 
-def packed_shape(bits: Bits, out_features: int, in_features: int) -> tuple[int, int, int]:
+def packed_shape(coding: Coding, out_features: int, in_features: int) -> tuple[int, int, int]:
     """The shape of a matrix's `data`: tiles, groups, and bytes per record."""
-    code_bytes = TILE_OUTPUTS * GROUP_INPUTS * bits // 8
-    return -(-out_features // TILE_OUTPUTS), -(-in_features // GROUP_INPUTS), code_bytes + _NUMBERS_BYTES
+    return -(-out_features // TILE_OUTPUTS), -(-in_features // GROUP_INPUTS), coding.record_bytes
 
 
-def empty_rows(bits: Bits, out_features: int, in_features: int, *, device: torch.device) -> CodedRows:
+def empty_rows(coding: Coding, out_features: int, in_features: int, *, device: torch.device) -> CodedRows:
     """Uninitialised rows, to be written to."""
     groups = -(-in_features // GROUP_INPUTS)
-    codes = torch.empty((out_features, groups, GROUP_INPUTS * bits // 8), dtype=torch.uint8, device=device)
+    codes = torch.empty((out_features, groups, GROUP_INPUTS * coding.bits // 8), dtype=torch.uint8, device=device)
     scales, minimums = torch.empty((2, out_features, groups), dtype=torch.float16, device=device)
-    return CodedRows(bits, in_features, codes, scales, minimums)
+    return CodedRows(coding.bits, in_features, codes, scales, None if coding.is_symmetric else minimums)
 
 
 def pack(parts: Sequence[CodedRows | torch.Tensor]) -> PackedWeight:
     """The weight whose outputs are those of `parts`, all of one input width, one after the other.
 
-    Parts are all coded, or all floats, for which see `pack_floats`.  Neighbours of equal bits become one segment.
+    Parts are all coded, or all floats, for which see `pack_floats`.  Neighbours of one coding become one segment.
     Where a part other than the last does not end with a tile, everything becomes one segment of 8 bits.
     """
     coded = [part for part in parts if isinstance(part, CodedRows)]
@@ -166,26 +206,30 @@ def pack(parts: Sequence[CodedRows | torch.Tensor]) -> PackedWeight:
         return PackedWeight(pack_floats([part for part in parts if isinstance(part, torch.Tensor)]))
     assert len(coded) == len(parts), "quantised matrices and floats need different activations"
     if any(part.shape[0] % TILE_OUTPUTS for part in coded[:-1]):
-        coded = [_concatenate([part.widened() for part in coded])]
-    return PackedWeight(tuple(_pack_segment(list(run)) for _, run in groupby(coded, key=lambda part: part.bits)))
+        coded = [_concatenate(coded)]
+    return PackedWeight(tuple(_pack_segment(list(run)) for _, run in groupby(coded, key=lambda part: part.coding)))
 
 
 def _concatenate(parts: Sequence[CodedRows]) -> CodedRows:
-    """Parts of equal bits as one matrix."""
+    """The parts as one matrix of 8 bits, symmetric if all of them are."""
+    if not all(part.coding.is_symmetric for part in parts):
+        parts = [part.with_minimums() for part in parts]
+    parts = [part.widened() for part in parts]
+    minimums = [part.minimums for part in parts if part.minimums is not None]
     return CodedRows(
-        parts[0].bits,
+        8,
         parts[0].in_features,
         torch.cat([part.codes for part in parts]),
         torch.cat([part.scales for part in parts]),
-        torch.cat([part.minimums for part in parts]),
+        torch.cat(minimums) if minimums else None,
     )
 
 
 def _pack_segment(parts: Sequence[CodedRows]) -> PackedMatrix:
-    """Parts of equal bits, which all but the last end with a tile."""
-    bits, in_features = parts[0].bits, parts[0].in_features
+    """Parts of one coding, which all but the last end with a tile."""
+    coding, in_features = parts[0].coding, parts[0].in_features
     out_features = sum(part.shape[0] for part in parts)
-    shape = packed_shape(bits, out_features, in_features)
+    shape = packed_shape(coding, out_features, in_features)
     data = torch.empty(shape, dtype=torch.uint8, device=parts[0].codes.device)
     tile = 0
     for part in parts:
@@ -195,18 +239,18 @@ def _pack_segment(parts: Sequence[CodedRows]) -> PackedMatrix:
             tile += whole
         if rest:
             _write_tiles(part, slice(whole * TILE_OUTPUTS, None), data[tile:])
-    return PackedMatrix(bits, out_features, in_features, data)
+    return PackedMatrix(coding, out_features, in_features, data)
 
 
 def _write_tiles(part: CodedRows, rows: slice, records: torch.Tensor) -> None:
     """Some rows of `part` to records [tiles, groups, bytes]; the last tile may lack rows."""
-    num_code_quads = records.shape[2] // _VECTOR_BYTES - 1
+    code_bytes = part.coding.code_bytes
     # Quads are moved as whole 32-bit numbers.
     quads = _padded(part.codes[rows]).view(torch.int32).unflatten(0, (-1, TILE_OUTPUTS))
-    vectors = records.view(torch.int32).unflatten(2, (-1, TILE_OUTPUTS))
-    vectors[:, :, :num_code_quads].copy_(quads.permute(0, 2, 3, 1))
-    numbers = records.view(torch.float16).unflatten(2, (-1, TILE_OUTPUTS))
-    for place, values in ((-2, part.scales), (-1, part.minimums)):
+    vectors = records[..., :code_bytes].view(torch.int32).unflatten(2, (-1, TILE_OUTPUTS))
+    vectors.copy_(quads.permute(0, 2, 3, 1))
+    numbers = records[..., code_bytes:].view(torch.float16).unflatten(2, (-1, TILE_OUTPUTS))
+    for place, values in enumerate((part.scales,) if part.minimums is None else (part.scales, part.minimums)):
         numbers[:, :, place].copy_(_padded(values[rows]).unflatten(0, (-1, TILE_OUTPUTS)).transpose(1, 2))
 
 
@@ -216,12 +260,13 @@ def _padded(rows: torch.Tensor) -> torch.Tensor:
     return torch.cat((rows, rows.new_zeros((missing, *rows.shape[1:])))) if missing else rows.contiguous()
 
 
-def _decode(records: torch.Tensor, bits: Bits) -> torch.Tensor:
+def _decode(records: torch.Tensor, coding: Coding) -> torch.Tensor:
     """Records uint8 [tiles, groups, bytes] -> float32 [16 tiles, 32 groups]."""
-    tiles, groups, record_bytes = records.shape
-    stored = records[..., : record_bytes - _NUMBERS_BYTES].unflatten(2, (-1, TILE_OUTPUTS, _QUAD_INPUTS))
-    codes = torch.cat((stored & 15, stored >> 4), dim=2) if bits == 4 else stored
-    numbers = records[..., record_bytes - _NUMBERS_BYTES :].contiguous().view(torch.float16).float()
-    scales, minimums = numbers.view(tiles, groups, 2, 1, TILE_OUTPUTS, 1).unbind(2)
-    values = codes.float() * scales + minimums  # [tiles, groups, quads, outputs, inputs of a quad]
+    tiles, groups, _ = records.shape
+    stored = records[..., : coding.code_bytes].unflatten(2, (-1, TILE_OUTPUTS, _QUAD_INPUTS))
+    codes = torch.cat((stored & 15, stored >> 4), dim=2) if coding.bits == 4 else stored
+    numbers = records[..., coding.code_bytes :].contiguous().view(torch.float16).float()
+    scales, *minimums = numbers.view(tiles, groups, -1, 1, TILE_OUTPUTS, 1).unbind(2)
+    # [tiles, groups, quads, outputs, inputs of a quad]
+    values = codes.float() * scales + minimums[0] if minimums else (codes.float() - coding.zero) * scales
     return values.permute(0, 3, 1, 2, 4).reshape(tiles * TILE_OUTPUTS, groups * GROUP_INPUTS)

@@ -14,7 +14,7 @@ import torch
 
 from engine.api.config import LoadFormat
 from engine.api.errors import BrokenCheckpoint, UnsupportedModel
-from engine.layers.packed_weight import Bits, CodedRows
+from engine.layers.packed_weight import CodedRows, Coding
 from engine.loading.dummy_checkpoint import DummyCheckpoint
 from engine.loading.gguf_checkpoint import GgufCheckpoint
 from engine.loading.read_plan import StoredTensor
@@ -43,8 +43,8 @@ class Checkpoint(Protocol):
         """
         ...
 
-    def code_bits(self) -> dict[str, Bits]:
-        """The matrices that are stored quantised, with the bits of their codes."""
+    def codings(self) -> dict[str, Coding]:
+        """The matrices that are stored quantised, with what their codes become."""
         ...
 
     def float_dtype(self, name: str) -> torch.dtype:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from engine.layers.packed_weight import Bits, CodedRows
+from engine.layers.packed_weight import CodedRows, Coding
 from engine.models.decoder import DecoderModel
 
 _SEED = 0
@@ -33,7 +33,7 @@ class DummyCheckpoint:
     def stored_tensors(self) -> None:
         return None
 
-    def code_bits(self) -> dict[str, Bits]:
+    def codings(self) -> dict[str, Coding]:
         return {}
 
     def float_dtype(self, name: str) -> torch.dtype:

@@ -15,8 +15,8 @@ import torch
 
 from engine.api.architectures import unsupported_types
 from engine.api.errors import BrokenCheckpoint, UnsupportedModel
-from engine.layers.packed_weight import Bits, CodedRows
-from engine.loading.gguf_codes import code_bits, code_rows
+from engine.layers.packed_weight import CodedRows, Coding
+from engine.loading.gguf_codes import code_rows, coding_of
 from engine.loading.gguf_config import config_from_gguf
 from engine.loading.gguf_dequantize import dequantize, dequantized_dtype
 from engine.loading.gguf_names import ROPE_FACTORS, hf_name
@@ -55,15 +55,15 @@ class GgufCheckpoint:
         for tensor in self._tensors:
             yield hf_name(tensor.name), self._reorder(tensor, self._read(tensor))
 
-    def code_bits(self) -> dict[str, Bits]:
-        return {hf_name(tensor.name): bits for tensor in self._tensors if (bits := _matrix_bits(tensor))}
+    def codings(self) -> dict[str, Coding]:
+        return {hf_name(tensor.name): coding for tensor in self._tensors if (coding := _matrix_coding(tensor))}
 
     def float_dtype(self, name: str) -> torch.dtype:
         return self._dtypes.get(name, torch.float32)
 
     def coded_tensors(self) -> Iterator[tuple[str, torch.Tensor | CodedRows]]:
         for tensor in self._tensors:
-            if _matrix_bits(tensor) is None:
+            if _matrix_coding(tensor) is None:
                 yield hf_name(tensor.name), self._reorder(tensor, self._read(tensor))
             else:
                 rows = code_rows(tensor.name, self._bytes(tensor), tensor.type_name, (tensor.shape[0], tensor.shape[1]))
@@ -89,8 +89,8 @@ class GgufCheckpoint:
         return _split_rotary_halves(tensor.name, values, self.config["head_dim"])
 
 
-def _matrix_bits(tensor: GgufTensor) -> Bits | None:
-    return code_bits(tensor.type_name) if len(tensor.shape) == 2 else None
+def _matrix_coding(tensor: GgufTensor) -> Coding | None:
+    return coding_of(tensor.type_name) if len(tensor.shape) == 2 else None
 
 
 def _split_rotary_halves(name: str, values: torch.Tensor, head_dim: int) -> torch.Tensor:

@@ -12,24 +12,24 @@ from collections.abc import Callable
 import torch
 
 from engine.api.errors import BrokenCheckpoint
-from engine.layers.packed_weight import GROUP_INPUTS, Bits, CodedRows, empty_rows
+from engine.layers.packed_weight import GROUP_INPUTS, CodedRows, Coding, empty_rows
 from engine.loading.gguf_dequantize import dequantize, k_scales
-from engine.loading.quantize import quantize_into, row_chunks
+from engine.loading.quantize import INT8, quantize_into, row_chunks
 from store.formats.gguf_types import GGUF_BLOCK_SIZES
 
-Coded = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+Coded = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
 """Codes [groups, 4 bits], scales and minimums [groups], as in `CodedRows`."""
 
 
-def code_bits(type_name: str) -> Bits | None:
-    """How many bits the codes of a type get; None for types of plain numbers."""
+def coding_of(type_name: str) -> Coding | None:
+    """What the codes of a type become; None for types of plain numbers."""
     if type_name in _CODERS:
         return _CODERS[type_name][0]
-    return 8 if type_name in _REQUANTIZED else None
+    return INT8 if type_name in _REQUANTIZED else None
 
 
 def code_rows(name: str, raw: torch.Tensor, type_name: str, shape: tuple[int, int]) -> CodedRows:
-    """Flat uint8 `raw` of the matrix `name`, of a type that `code_bits` knows; the codes may share its memory.
+    """Flat uint8 `raw` of the matrix `name`, of a type that `coding_of` knows; the codes may share its memory.
 
     Raises `BrokenCheckpoint` for rows that are no whole number of blocks, and for scales that are not finite.
     """
@@ -40,22 +40,22 @@ def code_rows(name: str, raw: torch.Tensor, type_name: str, shape: tuple[int, in
         )
     if type_name in _REQUANTIZED:
         return _requantize(name, raw.view(shape[0], -1), type_name, shape)
-    bits, read_blocks = _CODERS[type_name]
+    coding, read_blocks = _CODERS[type_name]
     groups = shape[1] // GROUP_INPUTS
     codes, scales, minimums = read_blocks(raw.view(-1, block_bytes))
-    if not (scales.isfinite().all() and minimums.isfinite().all()):
+    if not (scales.isfinite().all() and (minimums is None or minimums.isfinite().all())):
         raise BrokenCheckpoint(f"The tensor {name!r} has scales that are not finite; pull the model again.")
     return CodedRows(
-        bits,
+        coding.bits,
         shape[1],
         codes.reshape(shape[0], groups, -1),
         scales.reshape(shape[0], groups),
-        minimums.reshape(shape[0], groups),
+        None if minimums is None else minimums.reshape(shape[0], groups),
     )
 
 
 def _requantize(name: str, raw_rows: torch.Tensor, type_name: str, shape: tuple[int, int]) -> CodedRows:
-    coded = empty_rows(8, *shape, device=torch.device("cpu"))
+    coded = empty_rows(INT8, *shape, device=torch.device("cpu"))
     for rows in row_chunks(*shape):
         part = raw_rows[rows]
         values = dequantize(part.reshape(-1), type_name, (part.shape[0], shape[1]))
@@ -76,8 +76,7 @@ def _with_fifth_bits(nibbles: torch.Tensor, bits: torch.Tensor) -> torch.Tensor:
 
 
 def _code_q4_0(blocks: torch.Tensor) -> Coded:
-    scales = _halves(blocks, 0, 1)
-    return blocks[:, 2:], scales, scales * -8
+    return blocks[:, 2:], _halves(blocks, 0, 1), None
 
 
 def _code_q4_1(blocks: torch.Tensor) -> Coded:
@@ -86,8 +85,7 @@ def _code_q4_1(blocks: torch.Tensor) -> Coded:
 
 
 def _code_q5_0(blocks: torch.Tensor) -> Coded:
-    scales = _halves(blocks, 0, 1)
-    return _with_fifth_bits(blocks[:, 6:], blocks[:, 2:6]), scales, scales * -16
+    return _with_fifth_bits(blocks[:, 6:], blocks[:, 2:6]).add_(INT8.zero - 16), _halves(blocks, 0, 1), None
 
 
 def _code_q5_1(blocks: torch.Tensor) -> Coded:
@@ -96,9 +94,8 @@ def _code_q5_1(blocks: torch.Tensor) -> Coded:
 
 
 def _code_q8_0(blocks: torch.Tensor) -> Coded:
-    scales = _halves(blocks, 0, 1)
     # The sign bit flipped is 128 added.
-    return blocks[:, 2:] ^ 128, scales, scales * -128
+    return blocks[:, 2:] ^ 128, _halves(blocks, 0, 1), None
 
 
 def _code_q4_k(blocks: torch.Tensor) -> Coded:
@@ -118,13 +115,13 @@ def _code_q5_k(blocks: torch.Tensor) -> Coded:
     return codes, scales.half(), -minimums.half()
 
 
-_CODERS: dict[str, tuple[Bits, Callable[[torch.Tensor], Coded]]] = {
-    "Q4_0": (4, _code_q4_0),
-    "Q4_1": (4, _code_q4_1),
-    "Q5_0": (8, _code_q5_0),
-    "Q5_1": (8, _code_q5_1),
-    "Q8_0": (8, _code_q8_0),
-    "Q4_K": (4, _code_q4_k),
-    "Q5_K": (8, _code_q5_k),
+_CODERS: dict[str, tuple[Coding, Callable[[torch.Tensor], Coded]]] = {
+    "Q4_0": (Coding(4, is_symmetric=True), _code_q4_0),
+    "Q4_1": (Coding(4, is_symmetric=False), _code_q4_1),
+    "Q5_0": (INT8, _code_q5_0),
+    "Q5_1": (Coding(8, is_symmetric=False), _code_q5_1),
+    "Q8_0": (INT8, _code_q8_0),
+    "Q4_K": (Coding(4, is_symmetric=False), _code_q4_k),
+    "Q5_K": (Coding(8, is_symmetric=False), _code_q5_k),
 }
 _REQUANTIZED = frozenset({"Q6_K"})

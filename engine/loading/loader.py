@@ -22,7 +22,7 @@ from engine.layers.packed_weight import CodedRows, PackedWeight, empty_rows
 from engine.loading.checkpoint import Checkpoint
 from engine.loading.dummy_checkpoint import DummyCheckpoint
 from engine.loading.packed_cache import PackedCache
-from engine.loading.quantize import quantize_rows
+from engine.loading.quantize import INT8, quantize_rows
 from engine.loading.read_plan import StoredTensor
 from engine.loading.staging import Staging, staging_for
 from engine.loading.weight_stream import stream_tensors
@@ -51,7 +51,7 @@ def quantizes_weights(checkpoint: Checkpoint, quantization: Quantization | None)
 
     Always for "int8", never for "none", and for "auto" if the checkpoint holds quantised matrices.
     """
-    return quantization == "int8" or (quantization == "auto" and bool(checkpoint.code_bits()))
+    return quantization == "int8" or (quantization == "auto" and bool(checkpoint.codings()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,10 +133,10 @@ def weight_bytes(
         model = found(config, device=meta, dtype=dtype)
         return sum(parameter.nbytes for parameter in model.parameters())
     model = found(config, device=meta, dtype=torch.float32, packed_ops=TorchOps())
-    form, bits = _PackedForm(quantizes_weights(checkpoint, quantization), dtype), checkpoint.code_bits()
+    form, codings = _PackedForm(quantizes_weights(checkpoint, quantization), dtype), checkpoint.codings()
     for name, slot in model.weight_slots():
         if slot.is_packed and form.is_quantized:
-            slot.load(empty_rows(bits.get(name, 8), slot.shape[0], slot.shape[1], device=meta))
+            slot.load(empty_rows(codings.get(name, INT8), slot.shape[0], slot.shape[1], device=meta))
         elif slot.is_packed:
             slot.load(torch.empty(slot.shape, dtype=form.float_dtype(checkpoint.float_dtype(name)), device=meta))
     return model.weight_bytes

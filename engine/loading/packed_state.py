@@ -13,12 +13,11 @@ import torch
 
 from engine.layers.packed_floats import TILE_OUTPUTS
 from engine.layers.packed_linear import PackedLayer
-from engine.layers.packed_weight import Bits, PackedMatrix, PackedWeight, packed_shape
+from engine.layers.packed_weight import CODINGS, Coding, PackedMatrix, PackedWeight, packed_shape
 from engine.models.decoder import DecoderModel
 
 Shape = tuple[int, ...]
 
-_ALL_BITS: tuple[Bits, ...] = (4, 8)
 _SEGMENTS = ".segments."
 
 
@@ -27,7 +26,7 @@ class SegmentPlace:
     """A segment of a layer's weight, and the name of its data."""
 
     name: str
-    bits: Bits
+    coding: Coding
     out_features: int
     in_features: int
 
@@ -62,7 +61,7 @@ def restore(
         layer.put(
             PackedWeight(
                 tuple(
-                    PackedMatrix(place.bits, place.out_features, place.in_features, tensor(place.name))
+                    PackedMatrix(place.coding, place.out_features, place.in_features, tensor(place.name))
                     for place in segments[name]
                 )
             )
@@ -88,12 +87,12 @@ def _segments_of(name: str, layer: PackedLayer, shapes: Mapping[str, Shape]) -> 
     rest = out_features
     while rest > 0:
         shape = shapes.get(_segment_name(name, len(places)), ())
-        bits = next((bits for bits in _ALL_BITS if shape[2:] == packed_shape(bits, 0, in_features)[2:]), None)
-        if bits is None:
+        coding = next((coding for coding in CODINGS if shape[2:] == (coding.record_bytes,)), None)
+        if coding is None:
             return None
         size = min(rest, shape[0] * TILE_OUTPUTS)
-        if size < 1 or shape != packed_shape(bits, size, in_features):
+        if size < 1 or shape != packed_shape(coding, size, in_features):
             return None
-        places.append(SegmentPlace(_segment_name(name, len(places)), bits, size, in_features))
+        places.append(SegmentPlace(_segment_name(name, len(places)), coding, size, in_features))
         rest -= size
     return places

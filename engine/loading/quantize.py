@@ -12,9 +12,10 @@ import torch
 from torch.nn.functional import pad
 
 from engine.api.errors import BrokenCheckpoint, UnsupportedModel
-from engine.layers.packed_weight import GROUP_INPUTS, CodedRows, empty_rows
+from engine.layers.packed_weight import GROUP_INPUTS, CodedRows, Coding, empty_rows
 
-_ZERO_CODE = 128
+INT8 = Coding(8, is_symmetric=True)
+"""What matrices are quantised to."""
 _LARGEST_CODE = 127
 _CHUNK_ELEMENTS = 1 << 17
 _CPU = torch.device("cpu")
@@ -25,7 +26,7 @@ def quantize_rows(name: str, values: torch.Tensor) -> CodedRows:
 
     Raises `BrokenCheckpoint` for numbers that are none, `UnsupportedModel` for those too large for float16 scales.
     """
-    coded = empty_rows(8, values.shape[0], values.shape[1], device=_CPU)
+    coded = empty_rows(INT8, values.shape[0], values.shape[1], device=_CPU)
     for rows in row_chunks(*values.shape):
         quantize_into(name, values[rows].float(), coded, rows)
     return coded
@@ -46,16 +47,14 @@ def quantize_into(name: str, values: torch.Tensor, coded: CodedRows, rows: slice
     if not largest.isfinite().all():
         raise BrokenCheckpoint(f"The tensor {name!r} holds numbers that are not finite; pull the model again.")
     scales = _scales(largest)
-    minimums = scales * -_ZERO_CODE
-    if not minimums.isfinite().all():
+    if not scales.isfinite().all():
         raise UnsupportedModel(
             f"The tensor {name!r} holds numbers too large to be quantised; load the model with --quantization none."
         )
     inverse = torch.where(scales > 0, 1.0 / scales.float(), 0.0)
     codes = (groups * inverse.unsqueeze(2)).round_().clamp_(-_LARGEST_CODE, _LARGEST_CODE)
-    coded.codes[rows].copy_(codes.add_(_ZERO_CODE))
+    coded.codes[rows].copy_(codes.add_(INT8.zero))
     coded.scales[rows].copy_(scales)
-    coded.minimums[rows].copy_(minimums)
 
 
 def _scales(largest: torch.Tensor) -> torch.Tensor:

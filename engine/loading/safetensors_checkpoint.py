@@ -13,7 +13,7 @@ import torch
 
 from engine.api.architectures import unsupported_types
 from engine.api.errors import BrokenCheckpoint, UnsupportedModel
-from engine.layers.packed_weight import Bits
+from engine.layers.packed_weight import Coding
 from engine.loading.mapped_file import MappedFile
 from engine.loading.read_plan import StoredTensor
 from store.errors import BrokenFile
@@ -57,7 +57,7 @@ class SafetensorsCheckpoint:
                 yield tensor.name, view.view(tensor.shape)
                 file.release(tensor.offset, tensor.num_bytes)
 
-    def code_bits(self) -> dict[str, Bits]:
+    def codings(self) -> dict[str, Coding]:
         return {}
 
     def float_dtype(self, name: str) -> torch.dtype:

@@ -77,11 +77,11 @@ def test_later_starts_load_no_compiler_and_say_the_same(tmp_path: Path) -> None:
 
 SHAPE = AttentionShape(64, 3, 28)
 KERNELS = {
-    "matrix_kernel": [(4,), (8,)],
+    "matrix_kernel": [(4, False), (4, True), (8, False), (8, True)],
     "norm_pack_kernel": [()],
     "pack_kernel": [()],
     "gate_pack_kernel": [()],
-    "embed_packed_kernel": [(4,), (8,)],
+    "embed_packed_kernel": [(4, False), (4, True), (8, False), (8, True)],
     "float_matrix_kernel": [(0,), (1,), (2,)],
     "norm_floats_kernel": [()],
     "plain_floats_kernel": [()],

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from llvmlite import ir
 from torch.nn.functional import rms_norm, silu
 
-from engine.cpu import activations, matrix_tile
+from engine.cpu import activations, dot_products
 from engine.cpu.code_cache import FOLDER_VARIABLE
 from engine.cpu.isa import Isa, choose_isa
 from engine.cpu.lanes import INT64, Emitter
@@ -31,16 +31,18 @@ NO_ROWS = Rows(0, 0, 0, 0)
 ORACLE = TorchOps()
 
 
-def coded(generator: torch.Generator, rows: int, columns: int, bits: int) -> CodedRows:
+def coded(generator: torch.Generator, rows: int, columns: int, bits: int, is_symmetric: bool) -> CodedRows:
     groups = columns // 32
     codes = torch.randint(0, 256, (rows, groups, 4 * bits), generator=generator, dtype=torch.uint8)
     scales = (torch.rand((rows, groups), generator=generator) / 2**bits).half()
-    minimums = -scales * 2 ** (bits - 1)
+    minimums = None if is_symmetric else -scales * 2 ** (bits - 1) * 0.9
     return CodedRows(bits, columns, codes, scales, minimums)  # type: ignore[arg-type]
 
 
-def weight(generator: torch.Generator, columns: int, *parts: tuple[int, int]) -> PackedWeight:
-    return pack([coded(generator, rows, columns, bits) for rows, bits in parts])
+def weight(
+    generator: torch.Generator, columns: int, *parts: tuple[int, int], is_symmetric: bool = False
+) -> PackedWeight:
+    return pack([coded(generator, rows, columns, bits, is_symmetric) for rows, bits in parts])
 
 
 class Recording:
@@ -89,11 +91,12 @@ WEIGHT_KINDS = [((48, 4),), ((32, 8),), ((32, 4), (16, 8)), ((32, 4), (16, 4), (
 
 
 @pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("is_symmetric", [False, True])
 @pytest.mark.parametrize("parts", WEIGHT_KINDS)
-def test_products_after_norm_gate_and_nothing_equal_torch(parts, size):
+def test_products_after_norm_gate_and_nothing_equal_torch(parts, is_symmetric, size):
     generator = torch.Generator().manual_seed(1)
     columns = 96
-    matrix = weight(generator, columns, *parts)
+    matrix = weight(generator, columns, *parts, is_symmetric=is_symmetric)
     norm = torch.rand(columns, generator=generator) + 0.5
     bias = torch.randn(matrix.out_features, generator=generator)
 
@@ -122,23 +125,23 @@ def test_products_after_norm_gate_and_nothing_equal_torch(parts, size):
             assert error(result, ORACLE.linear(quantized(values), matrix, added)) < tolerance
 
 
-@settings(max_examples=25, deadline=None)
-@given(st.integers(2, MAX_TOKENS), st.integers(0, 1000), st.floats(0, 4))
-def test_a_row_is_the_same_alone_and_among_outliers(count, seed, magnitude):
+@settings(max_examples=40, deadline=None)
+@given(st.booleans(), st.integers(2, MAX_TOKENS), st.integers(0, 1000), st.floats(0, 4))
+def test_a_row_is_the_same_alone_and_among_outliers(is_symmetric, count, seed, magnitude):
     generator = torch.Generator().manual_seed(seed)
     hidden = torch.randn((count, 64), generator=generator)
     hidden[1:] *= 10 ** (magnitude * torch.rand((count - 1, 1), generator=generator))
-    (together,) = PLAIN.run(hidden)
-    (alone,) = PLAIN.run(hidden[:1])
+    (together,) = PLAIN[is_symmetric].run(hidden)
+    (alone,) = PLAIN[is_symmetric].run(hidden[:1])
     assert torch.equal(together[:1], alone)
 
 
-def _plain() -> Recording:
-    matrix = weight(torch.Generator().manual_seed(2), 64, (48, 4), (32, 8))
+def _plain(is_symmetric: bool) -> Recording:
+    matrix = weight(torch.Generator().manual_seed(2), 64, (48, 4), (32, 8), is_symmetric=is_symmetric)
     return Recording((64,), lambda ops, hidden: (ops.linear(hidden, matrix, None),), 1)
 
 
-PLAIN = _plain()
+PLAIN = {is_symmetric: _plain(is_symmetric) for is_symmetric in (False, True)}
 
 
 def test_a_row_of_zeros_gives_the_bias():
@@ -168,9 +171,10 @@ def test_rotation_tables_and_sums_equal_torch():
     assert torch.equal(total, left + right)
 
 
+@pytest.mark.parametrize("is_symmetric", [False, True])
 @pytest.mark.parametrize("bits", [4, 8])
-def test_embedding_looks_rows_up_exactly(bits):
-    table = weight(torch.Generator().manual_seed(4), 64, (37, bits))
+def test_embedding_looks_rows_up_exactly(bits, is_symmetric):
+    table = weight(torch.Generator().manual_seed(4), 64, (37, bits), is_symmetric=is_symmetric)
     recorder = Recorder(Capacity(MAX_TOKENS, 4, 4), NO_ROWS, 2)
     ops = CompiledOps()
     with ops.recording(recorder):
@@ -204,6 +208,11 @@ def test_memory_is_used_again_when_its_handle_dies():
     ("machine", "features", "isa"),
     [
         ("x86_64", {"avx512vnni", "avx512f", "avx512bw", "avx2", "fma", "f16c"}, Isa("vnni512", 16)),
+        (
+            "x86_64",
+            {"avx512vnni", "avx512f", "avx512bw", "avx2", "fma", "f16c", "amx-tile", "amx-int8"},
+            Isa("vnni512", 16, has_amx=True),
+        ),
         ("AMD64", {"avxvnni", "avx2", "fma", "f16c"}, Isa("vnni256", 4)),
         ("x86_64", {"avx2", "fma", "f16c"}, Isa("maddubs", 4)),
         ("x86_64", {"sse4.2"}, None),
@@ -219,22 +228,23 @@ def test_every_processor_has_its_dot_product(machine, features, isa):
 @pytest.mark.parametrize(
     "isa", [Isa("vnni256", 4), Isa("maddubs", 4), Isa("widening", 4)], ids=lambda isa: isa.dot_product
 )
+@pytest.mark.parametrize("is_symmetric", [False, True])
 @pytest.mark.parametrize("bits", [4, 8])
-def test_other_processors_dot_products_give_the_same_sums(isa, bits, monkeypatch, tmp_path):
+def test_other_processors_dot_products_give_the_same_sums(isa, bits, is_symmetric, monkeypatch, tmp_path):
     """What this processor is not chosen for, but can run."""
     if isa.dot_product == "vnni256" and not {"avx_vnni", "avx512_vnni"} & set(
         Path("/proc/cpuinfo").read_text().split()
     ):
         pytest.skip("this processor has no VNNI")
     generator = torch.Generator().manual_seed(5)
-    matrix = weight(generator, 96, (48, bits))
+    matrix = weight(generator, 96, (48, bits), is_symmetric=is_symmetric)
     hidden = torch.randn((7, 96), generator=generator) * 100
 
     def run() -> torch.Tensor:
         return Recording((96,), lambda ops, hidden: (ops.linear(hidden, matrix, None),), 1).run(hidden)[0]
 
     expected = run()
-    for module in (matrix_tile, activations):
+    for module in (dot_products, activations):
         monkeypatch.setattr(module, "host_isa", lambda: isa)
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
     assert error(run(), expected) < 1e-6
@@ -248,7 +258,7 @@ def test_arm_gets_its_dot_product_instruction():
     function = ir.Function(module, ir.FunctionType(ir.VoidType(), [INT64] * 4), "dots")
     emit = Emitter(ir.IRBuilder(function.append_basic_block()))
     operands = (emit.load_ints(argument) for argument in function.args[:3])
-    emit.store(matrix_tile._dot_usdot(emit, *operands).value, function.args[3])
+    emit.store(dot_products._dot_usdot(emit, *operands).value, function.args[3])
     emit.builder.ret_void()
     target = llvmlite.binding.Target.from_triple("aarch64-unknown-linux-gnu")
     machine = target.create_target_machine(features="+i8mm", opt=2)

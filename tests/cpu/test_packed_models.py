@@ -52,7 +52,7 @@ def logits(model: DecoderModel) -> torch.Tensor:
 def segments(weight: PackedWeight) -> list[tuple[int | torch.dtype, int]]:
     """Bits or dtype, and outputs."""
     return [
-        (segment.bits if isinstance(segment, PackedMatrix) else segment.data.dtype, segment.out_features)
+        (segment.coding.bits if isinstance(segment, PackedMatrix) else segment.data.dtype, segment.out_features)
         for segment in weight.segments
     ]
 
