@@ -95,8 +95,12 @@ class FileTransfer:
 
     @property
     def source_url(self) -> str | None:
-        """Where the latest bytes came from, else where the next ones would."""
-        return next(reversed(self._sources.values()), self.mirrors.current)
+        """Where the latest bytes came from, else where the next ones would.
+
+        Bytes can be hashed before they are noted: then they are those of a claim that has not ended.
+        """
+        claimed = self.claims[-1].url if self.claims else self.mirrors.current
+        return next(reversed(self._sources.values()), claimed)
 
     def next_claim(self, shape: TransferShape, now_s: float) -> Claim | None:
         """The first range that nobody fetches yet, if it may be asked for now.  Raises OSError."""

@@ -145,6 +145,15 @@ def test_a_mirror_takes_over_in_the_middle_of_a_file(hub: FakeHub, mirror: FakeH
     assert mirror.file_requests("model.safetensors") != []
 
 
+def test_a_hub_that_lies_about_every_file_is_left_for_the_mirror(
+    hub: FakeHub, mirror: FakeHub, tmp_path: Path, root: DataRoot
+) -> None:
+    hub.faults.wrong_bytes = True
+    for attempt in range(5):
+        model = run("org/repo", DataRoot.open(tmp_path / str(attempt)), hub, mirror)
+        assert {path.name: path.read_bytes() for path in model.path.iterdir()} == FILES
+
+
 def test_a_mirror_that_has_no_listing_details_serves_too(mirror: FakeHub, root: DataRoot) -> None:
     mirror.faults.hide_digests = True
     assert (run("org/repo", root, mirror).path / "model.safetensors").read_bytes() == WEIGHTS
