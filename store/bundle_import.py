@@ -12,7 +12,6 @@ import os
 import re
 import shutil
 import tarfile
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -55,7 +54,7 @@ def import_model(store: ModelStore, file: Path, reporter: Reporter, *, force: bo
         if done := _already_there(store, manifest, force=force):
             return done
         repo = RepoId(manifest.repo)
-        with repo_lock_now(store.root, repo), _staging(store.root.downloads) as folder:
+        with repo_lock_now(store.root, repo), _staging(store.root.downloads, repo) as folder:
             cache = RepoCache(store.root.hub, repo)
             missing = {member.blob: member for member in manifest.files if not _is_here(cache, member)}
             needed_bytes = sum(member.size_bytes for member in missing.values())
@@ -91,8 +90,11 @@ def _is_here(cache: RepoCache, file: ManifestFile) -> bool:
 
 
 @contextmanager
-def _staging(downloads: Path) -> Iterator[Path]:
-    folder = Path(tempfile.mkdtemp(prefix=IMPORT_FOLDER_PREFIX, dir=downloads))
+def _staging(downloads: Path, repo: RepoId) -> Iterator[Path]:
+    """An empty folder for one import; whoever holds the repository's lock owns what an earlier one has left there."""
+    folder = downloads / f"{IMPORT_FOLDER_PREFIX}{repo.folder}"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
     try:
         yield folder
     finally:

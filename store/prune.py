@@ -25,9 +25,6 @@ from store.removal import stray_files
 from store.verify import SET_ASIDE_SUFFIX
 
 _DAY_S = 86400.0
-_LOCKS = "locks"
-_UNFINISHED_IMPORT_DAYS = 1.0
-"""An import holds its folder for minutes; a day later its process is gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +64,7 @@ class _Search:
 
     def in_cache(self) -> Iterator[Finding]:
         for directory in sorted(self.store.root.hub.glob("*--*")):
-            if directory.is_dir() and (repo := _repo(directory)) is not None:
+            if directory.is_dir() and (repo := _repo(directory.name)) is not None:
                 if any(manifest.repo == repo for manifest in self.manifests) or (directory / "quire").is_dir():
                     yield from self._in_repo(repo)
                 elif self.everything:
@@ -120,10 +117,14 @@ class _Search:
         if not downloads.is_dir():
             return
         for entry in sorted(downloads.iterdir()):
-            if entry.name.startswith(IMPORT_FOLDER_PREFIX) and is_old(entry, _UNFINISHED_IMPORT_DAYS * _DAY_S):
-                waste = Waste("import", entry.name, "never finished", allocated_bytes([entry]), (entry,))
-                yield Finding(waste, _deletion((entry,)))
-            elif entry.is_dir() and entry.name != _LOCKS and (repo := _repo(entry)) is not None:
+            repo = _repo(entry.name.removeprefix(IMPORT_FOLDER_PREFIX))
+            if repo is None or not entry.is_dir():
+                continue
+            if entry.name.startswith(IMPORT_FOLDER_PREFIX):
+                # One that is at work holds the repository's lock, and then nothing is deleted.
+                waste = Waste("import", str(repo), "never finished", allocated_bytes([entry]), (entry,))
+                yield Finding(waste, _deletion(waste.paths), repo)
+            else:
                 yield from self._partials(repo, entry)
 
     def _partials(self, repo: RepoId, folder: Path) -> Iterator[Finding]:
@@ -146,9 +147,9 @@ class _Search:
         return f"unfinished for {self.old_after_s / _DAY_S:g} days" if is_old(path, self.old_after_s) else None
 
 
-def _repo(directory: Path) -> RepoId | None:
+def _repo(folder: str) -> RepoId | None:
     try:
-        return RepoId.of_folder(directory.name)
+        return RepoId.of_folder(folder)
     except InvalidName:
         return None
 

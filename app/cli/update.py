@@ -16,6 +16,7 @@ from app.cli.store_work import shown_callbacks
 
 if TYPE_CHECKING:
     from app.settings import Settings
+    from store.facts import ModelFacts
     from store.hub_settings import HubSettings
     from store.models import ModelStore
     from store.progress import CancelCheck, Reporter
@@ -60,10 +61,16 @@ def update(
     """
     if bool(models) == update_all:
         raise typer.BadParameter("name models, or give --all; `quire outdated` shows which have a newer version")
+    from app.residency.acceptance import why_unsupported
     from app.settings import load_settings
+    from store.errors import UnsupportedFormat
     from store.models import InstalledModel
     from store.progress import Reporter
     from store.pull import pull
+
+    def refuse_unsupported(facts: ModelFacts) -> None:
+        if reason := why_unsupported(facts):
+            raise UnsupportedFormat(f"Its newer version cannot run here, so the old one stays: {reason}")
 
     settings = load_settings()
     hub = _online_hub(settings)
@@ -73,7 +80,7 @@ def update(
     ):
 
         def refresh(name: str) -> InstalledModel:
-            return pull(name, store.root, hub, on_progress, is_cancelled, refresh=True)
+            return pull(name, store.root, hub, on_progress, is_cancelled, refresh=True, accept=refuse_unsupported)
 
         reporter = Reporter(on_progress, is_cancelled)
         entries = [_updated(store, each, refresh, reporter) for each in _standings(store, models, hub, is_cancelled)]

@@ -55,6 +55,9 @@ def leftovers(store: ModelStore) -> list[Path]:
 
 
 def test_a_model_goes_from_one_data_root_to_another(store: ModelStore, other: ModelStore, bundle: Path) -> None:
+    killed = other.root.downloads / "import-models--org--a"
+    killed.mkdir()
+    (killed / sha256(b"{}")).write_bytes(b"half")
     reports: list[PullProgress] = []
     model = import_model(other, bundle, Reporter(reports.append, lambda: False))
     assert {name: (model.path / name).read_bytes() for name in FILES} == FILES

@@ -147,12 +147,12 @@ def test_unfinished_downloads(store: ModelStore) -> None:
 
 
 def test_an_import_that_was_killed(store: ModelStore) -> None:
-    folder = store.root.downloads / "import-abc"
+    folder = store.root.downloads / "import-models--org--a"
     folder.mkdir()
     (folder / "blob").write_bytes(b"x")
-    assert found(store) == {}
-    age(folder, days=2)
-    assert found(store) == {"import-abc": ("import", "never finished")}
+    assert found(store) == {"org/a": ("import", "never finished")}
+    with repo_lock_now(store.root, RepoId("org/a")), pytest.raises(ModelBusy):
+        prune_all(store)
     prune_all(store)
     assert not folder.exists()
 
