@@ -1,18 +1,26 @@
 """The catalogue of short names that ships with the product (`catalog.toml` beside this file).
 
-Says where a model comes from, in which order, and what its bytes must be.  Knows nothing of what
-is installed and does no I/O beyond reading its own data file once.  Called by `names` (canonical
-aliases), `pull` (sources) and `models` (finding an alias by its repository).
+Says where a model comes from, in which order, what its bytes must be, what it is and what it is good for.
+Knows nothing of what is installed, nor what the engine runs, and does no I/O beyond reading its own data file
+once.  Called by `names` (canonical aliases), `pull` (sources), `models` (finding an alias by its repository),
+`catalog_facts` and `catalog_search`.
 """
 
 from __future__ import annotations
 
 import difflib
 import tomllib
+from collections.abc import Iterator
 from functools import cache
 from importlib import resources
+from typing import Any, Literal
 
 import msgspec
+
+Kind = Literal["chat", "code", "reasoning", "base", "embed", "rerank"]
+"""What a model is made for.  `code` and `reasoning` models chat too; `base` models only continue a text."""
+
+_BYTES_PER_GB = 10**9
 
 
 class HubSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -38,16 +46,38 @@ class PinnedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sha256: str
 
 
-class CatalogModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One model with a short name; sources are tried hub first, then package."""
+class CatalogModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One model with a short name; sources are tried hub first, then package.
+
+    `model_type` is that of config.json, `parameters` counts each weight once, lengths are in tokens.  `kv_heads`
+    and `head_dim` are None for encoders, which keep no cache.  `quantization` is that of a GGUF file, and chooses
+    it where none is pinned.  `stored_bytes` is what the weights take on disk, where that is not parameters times
+    the width of `dtype`.  `released` is the year and month.
+    """
 
     name: str
     hub: HubSource
     license: str
+    kind: Kind
+    model_type: str
+    parameters: int
+    layers: int
+    context_length: int
+    released: str
+    good_for: str
+    kv_heads: int | None = None
+    head_dim: int | None = None
+    dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
+    num_experts: int | None = None
+    quantization: str | None = None
+    stored_bytes: int | None = None
+    gated: bool = False
     other_names: tuple[str, ...] = ()
     package: PackageSource | None = None
     file: PinnedFile | None = None
     sampling_defaults: dict[str, float] = {}
+    variant_of: str | None = None
+    """The name of the model that this one is a quantisation of."""
 
     def __post_init__(self) -> None:
         if self.file is not None and self.hub.revision is None:
@@ -55,23 +85,58 @@ class CatalogModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if self.package is not None and self.file is None:
             raise ValueError(f"{self.name}: a package source needs a pinned file")
 
-
-class _CatalogFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    models: tuple[CatalogModel, ...]
+    @property
+    def all_names(self) -> tuple[str, ...]:
+        return (self.name, *self.other_names)
 
 
 @cache
 def catalog_models() -> dict[str, CatalogModel]:
     """Every model of the catalogue by each of its names; the data is part of the package and never changes."""
     text = resources.files("store").joinpath("catalog.toml").read_text(encoding="utf-8")
-    parsed = msgspec.convert(tomllib.loads(text), _CatalogFile)
     by_name: dict[str, CatalogModel] = {}
-    for model in parsed.models:
-        for name in (model.name, *model.other_names):
+    for model in read_catalog(text):
+        for name in model.all_names:
             if name in by_name:
                 raise ValueError(f"the catalogue names {name} twice")
             by_name[name] = model
     return by_name
+
+
+def read_catalog(text: str) -> Iterator[CatalogModel]:
+    """The models of a catalogue in TOML, each followed by its quantised variant, if it has one.
+
+    A line of `models` goes before what its family says.  Raises ValueError.
+    """
+    for family in tomllib.loads(text)["families"]:
+        for line in family.pop("models"):
+            yield from _read_line({**family, **line})
+
+
+def _read_line(line: dict[str, Any]) -> Iterator[CatalogModel]:
+    gguf, gguf_gb = line.pop("gguf", None), line.pop("gguf_gb", None)
+    hub = {"repo": line.pop("repo"), "revision": line.pop("revision", None)}
+    model = msgspec.convert({**line, "hub": hub}, CatalogModel)
+    yield model
+    if gguf is None:
+        return
+    repo, _, quantization = gguf.partition(":")
+    suffix = "-" + quantization.lower()
+    yield msgspec.structs.replace(
+        model,
+        name=model.name + suffix,
+        other_names=tuple(name + suffix for name in model.other_names),
+        hub=HubSource(repo),
+        quantization=quantization,
+        stored_bytes=round(gguf_gb * _BYTES_PER_GB),
+        gated=False,
+        variant_of=model.name,
+    )
+
+
+def distinct_models() -> tuple[CatalogModel, ...]:
+    """Every model once, in the order of the catalogue."""
+    return tuple(model for name, model in catalog_models().items() if name == model.name)
 
 
 def canonical_alias(alias: str) -> str:

@@ -93,8 +93,8 @@ def hub_reference(name: ModelName) -> str:
     if model is None:
         return name.text
     revision = f"@{model.hub.revision}" if model.hub.revision else ""
-    file = f":{model.file.name}" if model.file else ""
-    return f"{model.hub.repo}{revision}{file}"
+    selector = model.file.name if model.file else model.quantization
+    return f"{model.hub.repo}{revision}" + (f":{selector}" if selector else "")
 
 
 class ModelStore:

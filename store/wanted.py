@@ -61,6 +61,7 @@ def _from_catalog(name: ModelName, model: CatalogModel) -> WantedModel:
         repo=RepoId(model.hub.repo),
         revision=Revision(model.hub.revision) if model.hub.revision else None,
         file=RepoFile(model.file.name) if model.file else None,
+        quantization=None if model.file else model.quantization,
         pinned=model.file,
         package=model.package,
         license=model.license,
