@@ -28,7 +28,7 @@ def hub(tmp_path: Path) -> Iterator[FakeHub]:
 
 @pytest.fixture
 def daemon(tmp_path: Path, hub: FakeHub) -> Iterator[FakeDaemon]:
-    with running_daemon(tmp_path / "daemon", HF_ENDPOINT=hub.endpoint) as daemon:
+    with running_daemon(tmp_path / "daemon", HF_ENDPOINT=hub.endpoint, HF_TOKEN_PATH=str(tmp_path / "token")) as daemon:
         yield daemon
 
 
@@ -38,8 +38,8 @@ async def http(daemon: FakeDaemon) -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
-async def pull(http: httpx.AsyncClient, name: str = NAME) -> list[dict[str, Any]]:
-    response = await http.post("/api/pull", json={"model": name})
+async def pull(http: httpx.AsyncClient, name: str = NAME, **options: Any) -> list[dict[str, Any]]:
+    response = await http.post("/api/pull", json={"model": name, **options})
     return [json.loads(line) for line in response.text.splitlines()]
 
 
@@ -70,6 +70,24 @@ async def test_a_pull_of_an_unknown_model_ends_with_an_error(http: httpx.AsyncCl
     lines = await pull(http, "org/missing")
 
     assert lines[-1]["error"]["code"] == "model_not_found"
+
+
+async def test_options_of_a_pull(http: httpx.AsyncClient, hub: FakeHub) -> None:
+    lines = await pull(http, offline=True)
+    assert lines[-1]["error"]["code"] == "hub_unreachable"
+    assert hub.requests == []
+    for option in ({"limit_bytes_per_s": 0}, {"limit_rate": "10M"}):
+        assert (await http.post("/api/pull", json={"model": NAME, **option})).status_code == 400
+    assert (await pull(http, limit_bytes_per_s=10**8))[-1] == {"status": "success"}
+    assert (await pull(http, offline=True))[-1] == {"status": "success"}
+
+
+async def test_a_login_counts_without_a_new_daemon(http: httpx.AsyncClient, hub: FakeHub, tmp_path: Path) -> None:
+    hub.repos[NAME].gated = True
+    hub.faults.required_token = "hf_right"
+    assert (await pull(http))[-1]["error"]["code"] == "access_denied"
+    (tmp_path / "token").write_text("hf_right")
+    assert (await pull(http))[-1] == {"status": "success"}
 
 
 async def test_a_client_that_leaves_stops_the_download(http: httpx.AsyncClient, hub: FakeHub) -> None:

