@@ -10,9 +10,10 @@ checkpoint directory, a GGUF file, or the name of an installed model.
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from engine.api.config import EngineConfig, LoadFormat, Quantization, WaitPolicy
 from engine.api.errors import EngineError, InvalidParameter
@@ -26,6 +27,9 @@ from engine.text.chat_template import ChatTemplate
 from engine.text.stage import SequenceText, TextStage, open_text_files
 from engine.text.tokenizer import Tokenizer, empty_tokenizer
 
+if TYPE_CHECKING:
+    from store.preset import Preset
+
 PromptInput = str | Sequence[int] | Mapping[str, Any]
 """A text, token ids, or a mapping with `prompt` or `prompt_token_ids`."""
 
@@ -37,7 +41,8 @@ class LLM:
     """A model loaded in this process; on a GPU one at a time, since its memory budget is the process's.
 
     Raises `EngineError` (`UnsupportedModel`, `BrokenCheckpoint`, `InsufficientMemory`) when the model cannot
-    be loaded, and `store.errors.ModelNotFound` for a name that is not installed.
+    be loaded, and `store.errors.ModelNotFound` for a name that is not installed.  Of a model that `quire create`
+    made, the context length counts, and in `chat` its messages and template; sampling is the caller's alone.
     """
 
     def __init__(
@@ -63,7 +68,9 @@ class LLM:
         seed: int = 0,
         on_progress: OnProgress = lambda stage, done, total: None,
     ) -> None:
-        path = _find_model(model)
+        path, self._preset = _find_model(model)
+        if self._preset is not None and self._preset.parameters.context_length is not None:
+            max_model_len = min(self._preset.parameters.context_length, max_model_len or sys.maxsize)
         config = EngineConfig(
             model=str(path),
             dtype=dtype,
@@ -133,12 +140,17 @@ class LLM:
                 GenerateRequest(
                     request_id=str(next(self._request_ids)),
                     sampling=sampling,
-                    messages=tuple(dict(message) for message in conversation),
+                    messages=self._with_opening(conversation),
+                    chat_template=self._preset.template if self._preset else None,
                     chat_template_kwargs=chat_template_kwargs,
                 )
                 for conversation, sampling in zip(conversations, params, strict=True)
             ]
         )
+
+    def _with_opening(self, conversation: Conversation) -> tuple[dict[str, Any], ...]:
+        messages = tuple(dict(message) for message in conversation)
+        return self._preset.opening(messages) if self._preset and messages else messages
 
     def _request(self, prompt: PromptInput, sampling: SamplingParams) -> GenerateRequest:
         request_id = str(next(self._request_ids))
@@ -241,15 +253,16 @@ def _open_text_files(model: Path, load_format: LoadFormat) -> tuple[Tokenizer, C
     return open_text_files(model)
 
 
-def _find_model(model: str | Path) -> Path:
+def _find_model(model: str | Path) -> tuple[Path, Preset | None]:
     path = Path(model)
     if path.exists():
-        return path
+        return path, None
     # Names need the model store, which a program that only uses paths need not have installed.
     from store.models import ModelStore
     from store.paths import DataRoot
 
-    return ModelStore(DataRoot.open()).find(str(model)).path
+    installed = ModelStore(DataRoot.open()).find(str(model))
+    return installed.path, installed.preset
 
 
 def _prompt_of_mapping(prompt: Mapping[str, Any]) -> str | Sequence[int]:

@@ -14,7 +14,11 @@ from engine.api.request import Prompt
 from engine.loop import EngineLoop
 from engine.runner.largest_step import largest_step
 from engine.runner.model_runner import ModelRunner
+from store.derive import create_model
 from store.errors import ModelNotFound
+from store.models import ModelStore
+from store.paths import DataRoot
+from store.preset import Parameters, Preset
 from tests.fakes.checkpoints import write_hf_checkpoint, write_tokenizer
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
@@ -179,3 +183,22 @@ def _run_out_of_memory(*arguments: object) -> None:
 
 def _interrupt(*_arguments: object) -> None:
     raise KeyboardInterrupt
+
+
+def test_a_model_of_ones_own_opens_every_chat(
+    llm: LLM, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QUIRE_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("QUIRE_STATE_DIR", str(tmp_path / "state"))
+    store = ModelStore(DataRoot.open())
+    preset = Preset(
+        system="the lazy dog", template="{{ messages | length }}{{ messages[0].content }}",
+        parameters=Parameters(context_length=64),
+    )  # fmt: skip
+    create_model(store, str(checkpoint), "poet", preset)
+    poet = LLM("poet", device="cpu", max_model_len=128, max_num_seqs=1)
+    assert poet.facts.max_model_len == 64
+    answer = poet.chat([{"role": "user", "content": "the quick brown fox"}], GREEDY)[0]
+    expected = llm.generate("2the lazy dog", GREEDY)[0]
+    assert answer.prompt_token_ids == expected.prompt_token_ids
+    assert answer.outputs[0].token_ids == expected.outputs[0].token_ids
