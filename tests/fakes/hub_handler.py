@@ -173,7 +173,10 @@ class HubHandler(BaseHTTPRequestHandler):
             for name, content in found[1].items()
         ]
         folder = {"Path": "folder", "Name": "folder", "Type": "tree", "Size": 0, "Sha256": ""}
-        self._send_json({"Code": 200, "Message": "success", "Success": True, "Data": {"Files": [folder, *files]}})
+        size = self.server.hub.faults.page_size
+        start = (int(self._query.get("PageNumber", ["1"])[0]) - 1) * size
+        page = [folder, *files][start : start + size]
+        self._send_json({"Code": 200, "Message": "success", "Success": True, "Data": {"Files": page}})
 
     def _whoami(self) -> None:
         if self.server.hub.faults.required_token is not None and self._has_token():

@@ -293,6 +293,15 @@ def test_modelscope_lists_with_digests_and_a_fingerprint_for_a_commit(hub: FakeH
     assert find(repo="ms:org/repo", modelscope_endpoint=hub.endpoint)[0].commit != listing.commit
 
 
+def test_modelscope_lists_in_pages(hub: FakeHub) -> None:
+    hub.faults.page_size = 50
+    names = [f"{number}.json" for number in range(120)]
+    hub.add("org/many", dict.fromkeys(names, b"{}"))
+    listing = find(repo="ms:org/many", modelscope_endpoint=hub.endpoint)[0]
+    assert [file.path for file in listing.files] == names
+    assert len(hub.requests) == 3
+
+
 def test_what_modelscope_refuses(hub: FakeHub) -> None:
     with pytest.raises(ModelNotFound, match="no repository ms:org/missing"):
         find(repo="ms:org/missing", modelscope_endpoint=hub.endpoint)
