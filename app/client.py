@@ -18,6 +18,7 @@ import msgspec
 
 from app.chats_client import ChatsClient, turns_path
 from app.event_stream import iter_json_lines, iter_lines, iter_sse_data
+from app.jobs_client import JobsClient, pull_body
 from app.schema.admin import (
     DeletedModel,
     Health,
@@ -138,6 +139,8 @@ class _ProgressOrError(msgspec.Struct):
     file: str | None = None
     total: int = 0
     completed: int = 0
+    all_total: int = 0
+    all_completed: int = 0
     error: _ErrorBody | str | None = None
 
 
@@ -160,6 +163,7 @@ class QuireClient:
     ) -> None:
         self.base_url = base_url.rstrip("/")
         self.chats = ChatsClient(self)
+        self.jobs = JobsClient(self, is_offline=is_offline)
         self._clock = clock
         self._is_offline = is_offline
         self._http = httpx.AsyncClient(
@@ -253,25 +257,31 @@ class QuireClient:
     def pull(
         self, model: str, *, limit_bytes_per_s: int | None = None, force: bool = False
     ) -> AsyncGenerator[ProgressLine, None]:
-        """Download a model, yielding progress; closing the generator early pauses the download."""
-        options = {"limit_bytes_per_s": limit_bytes_per_s, "offline": self._is_offline, "force": force}
-        return self._progress("/api/pull", model, {name: value for name, value in options.items() if value})
+        """Download a model, yielding progress; closing the generator early pauses the download.
+
+        It goes on if another client waits for it too, or if it was started by `jobs.start`.
+        """
+        body = pull_body(model, limit_bytes_per_s=limit_bytes_per_s, offline=self._is_offline, force=force)
+        return self.progress("POST", "/api/pull", model, body)
 
     def load(self, model: str) -> AsyncGenerator[ProgressLine, None]:
         """Bring a model into memory, yielding progress until it is ready for requests."""
-        return self._progress("/api/load", model)
+        return self.progress("POST", "/api/load", model, {"model": model})
 
-    async def _progress(
-        self, path: str, model: str, options: dict[str, Any] | None = None
+    async def progress(
+        self, method: str, path: str, model: str, body: dict[str, Any] | None = None
     ) -> AsyncGenerator[ProgressLine, None]:
-        async with self._stream("POST", path, {"model": model} | (options or {})) as lines:
+        """The lines of a long operation until it succeeded; for the methods above and `JobsClient`."""
+        async with self._stream(method, path, body) as lines:
             async for line in iter_json_lines(lines):
                 event = _decode(line, _ProgressOrError)
                 if event.error is not None:
                     raise _error(event.error, status=500)
                 if event.status == "success":
                     return
-                yield ProgressLine(event.status, event.file, event.total, event.completed)
+                yield ProgressLine(
+                    event.status, event.file, event.total, event.completed, event.all_total, event.all_completed
+                )
         raise ClientError(503, "stream_ended", f"The daemon stopped before {model} was ready; try again.")
 
     async def usage(self) -> tuple[ModelUsageEntry, ...]:
@@ -294,7 +304,7 @@ class QuireClient:
         return response
 
     @asynccontextmanager
-    async def _stream(self, method: str, path: str, body: dict[str, Any]) -> AsyncIterator[AsyncIterator[bytes]]:
+    async def _stream(self, method: str, path: str, body: dict[str, Any] | None) -> AsyncIterator[AsyncIterator[bytes]]:
         """Open a streamed answer and give its lines; generation may be silent for long, so reads never time out."""
         timeout = httpx.Timeout(None, connect=CONNECT_TIMEOUT_S)
         with self._connection_errors():

@@ -6,7 +6,9 @@ AppError                    status 500  internal_error
 ├─ BadRequest               status 400  invalid_request        names the field in `param`
 ├─ Unauthorized             status 401  invalid_api_key
 ├─ NotAllowed               status 403  not_allowed            foreign Host or Origin header
+├─ JobNotFound              status 404  job_not_found
 ├─ ModelInUse               status 409  model_in_use
+├─ JobStopped               status 409  job_stopped            paused or cancelled by somebody
 ├─ ChatsOff                 status 409  chats_off              save_chats is false
 ├─ UnsupportedMediaType     status 415  unsupported_media_type
 ├─ QueueFull                status 429  queue_full             carries Retry-After
@@ -79,6 +81,20 @@ class NotAllowed(AppError):
 
     status = 403
     code = "not_allowed"
+
+
+class JobNotFound(AppError):
+    """No job has this id, or it ended too long ago."""
+
+    status = 404
+    code = "job_not_found"
+
+
+class JobStopped(AppError):
+    """The job that a client follows was paused or cancelled."""
+
+    status = 409
+    code = "job_stopped"
 
 
 class ModelInUse(AppError):

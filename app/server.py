@@ -13,7 +13,6 @@ import logging
 import signal
 import socket
 import sys
-import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -30,6 +29,7 @@ from app.api.admin import admin_router
 from app.api.chats import chats_router
 from app.api.error_responses import EXCEPTION_HANDLERS
 from app.api.health import daemon_routes
+from app.api.jobs import jobs_router, pull_model
 from app.api.openai import openai_router
 from app.api.schema_page import SchemaPage
 from app.api.usage import get_usage
@@ -38,6 +38,8 @@ from app.errors import StartupError
 from app.host_guard import HostGuard
 from app.hub import hub_settings
 from app.instance import single_instance, write_record
+from app.job_journal import JOURNAL_NAME, JobJournal
+from app.jobs import Jobs
 from app.log_format import configure_logging
 from app.metrics import Metrics
 from app.residency.acceptance import accept, host_of
@@ -73,6 +75,7 @@ class Parts:
     pull: Callable[[PullRequest, ProgressCallback, CancelCheck, AcceptModel | None], InstalledModel]
     runtime_dir: Path
     database: Path
+    jobs_journal: Path
     worker_command: tuple[str, ...] = WORKER_COMMAND
     read_facts: Callable[[Path], ModelFacts] = read_model_facts
     measure_memory: Callable[[str], DeviceMemory] = measure
@@ -94,6 +97,7 @@ def real_parts(settings: Settings) -> Parts:
         pull=pull_model,
         runtime_dir=user_paths().runtime_dir,
         database=user_paths().database,
+        jobs_journal=user_paths().state_dir / JOURNAL_NAME,
         read_facts=config_facts if settings.load_format == "dummy" else read_model_facts,
     )
 
@@ -119,9 +123,8 @@ def build_daemon(settings: Settings, parts: Parts | None, *, request_shutdown: C
     database = DatabaseThread(parts.database)
     usage = UsageRecorder(database)
     supervisor = _supervisor(settings, parts, models, metrics, usage)
-    is_draining = threading.Event()
 
-    def pull_until_draining(
+    def pull_if_it_can_run(
         request: PullRequest, on_progress: ProgressCallback, is_cancelled: CancelCheck
     ) -> InstalledModel:
         def accept_model(facts: ModelFacts) -> None:
@@ -130,11 +133,12 @@ def build_daemon(settings: Settings, parts: Parts | None, *, request_shutdown: C
                 on_progress(PullProgress(shortcoming))
 
         asked = None if request.force else accept_model
-        return parts.pull(request, on_progress, lambda: is_cancelled() or is_draining.is_set(), asked)
+        return parts.pull(request, on_progress, is_cancelled, asked)
+
+    jobs = Jobs(pull_if_it_can_run, JobJournal(parts.jobs_journal))
 
     async def drain() -> None:
-        is_draining.set()
-        await supervisor.close()
+        await asyncio.gather(jobs.drain(), supervisor.close())
 
     @asynccontextmanager
     async def lifespan(_app: Litestar) -> AsyncIterator[None]:
@@ -148,7 +152,7 @@ def build_daemon(settings: Settings, parts: Parts | None, *, request_shutdown: C
         finally:
             for task in tasks:
                 task.cancel()
-            await supervisor.close()
+            await drain()
             await usage.flush()
             await asyncio.to_thread(database.close)
 
@@ -157,7 +161,7 @@ def build_daemon(settings: Settings, parts: Parts | None, *, request_shutdown: C
         "settings": settings,
         "models": models,
         "instruments": metrics,
-        "pull": pull_until_draining,
+        "jobs": jobs,
         "request_shutdown": request_shutdown,
         "supervisor": supervisor,
         "usage": usage,
@@ -168,7 +172,7 @@ def build_daemon(settings: Settings, parts: Parts | None, *, request_shutdown: C
 def _application(settings: Settings, dependencies: dict[str, Any], lifespan: Callable[[Litestar], Any]) -> Litestar:
     """Routes and framework options; `dependencies` are what handlers ask for by parameter name."""
     return Litestar(
-        route_handlers=[openai_router, admin_router, chats_router, get_usage, *daemon_routes],
+        route_handlers=[openai_router, admin_router, jobs_router, pull_model, chats_router, get_usage, *daemon_routes],
         dependencies={name: _constant(value) for name, value in dependencies.items()},
         exception_handlers=EXCEPTION_HANDLERS,
         lifespan=[lifespan],

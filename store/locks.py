@@ -40,7 +40,9 @@ def repo_lock_now(root: DataRoot, repo: RepoId) -> Iterator[None]:
     descriptor = _open_lock_file(root, repo)
     try:
         if not _try_lock(descriptor):
-            raise ModelBusy(f"{repo} is being downloaded or changed now; wait for that or stop it, then try again.")
+            raise ModelBusy(
+                f"{repo} is being downloaded or changed now; wait, or stop it (`quire pull --cancel`), and try again."
+            )
         yield
     finally:
         os.close(descriptor)

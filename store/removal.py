@@ -62,6 +62,14 @@ def remove(store: ModelStore, name: str) -> Removal:
         return removal
 
 
+def remove_unfinished(store: ModelStore, name: str) -> Removal:
+    """Delete what an unfinished download has left, and never an installed model.  Raises as `remove`."""
+    parsed = _pulled_name(name)
+    if next(store.matching(parsed), None) is not None:
+        return Removal(parsed.text, 0)
+    return _remove_unfinished(store, parsed)
+
+
 def release_files(store: ModelStore, manifest: Manifest) -> int:
     """Delete what `manifest` named and no registered one needs; bytes freed.  The caller holds the repository's lock.
 

@@ -1,14 +1,13 @@
-"""Model management: /api/tags, ps, show, pull, delete, stop, load, shutdown.
+"""Model management: /api/tags, ps, show, delete, stop, load, shutdown.  Pulls are in `app.api.jobs`.
 
-Field names follow Ollama's API where it has the same thing.  Long operations answer with
-JSON lines; the store is synchronous and runs in threads.  Translation is in
+Field names follow Ollama's API where it has the same thing.  Loading answers with JSON lines;
+the store is synchronous and runs in threads.  Translation is in
 `app.translate.admin`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
@@ -18,6 +17,7 @@ from litestar.openapi import ResponseSpec
 from app.api.body import JsonBody
 from app.api.streaming import EventStream, json_line
 from app.errors import ModelInUse
+from app.jobs import Jobs
 from app.residency.supervisor import Supervisor
 from app.schema.admin import (
     DeletedModel,
@@ -26,21 +26,16 @@ from app.schema.admin import (
     ModelCardDetails,
     ModelRequest,
     ProgressLine,
-    PullRequest,
     RunningModels,
     ShutdownAnswer,
     StoppedModel,
 )
-from app.translate.admin import installed_entry, load_line, model_card, pull_line
+from app.translate.admin import installed_entry, load_line, model_card
 from app.translate.running import running_entries
 from store.errors import StoreError
 from store.facts import read_model_facts
 from store.models import InstalledModel, ModelStore
-from store.progress import CancelCheck, ProgressCallback, PullProgress
 from store.removal import plan_removal, remove
-
-PullModel = Callable[[PullRequest, ProgressCallback, CancelCheck], InstalledModel]
-"""`store.pull.pull` with the daemon's data root and hub settings already filled in."""
 
 PROGRESS = {200: ResponseSpec(ProgressLine, description="JSON lines; the last one has the status success.")}
 
@@ -70,12 +65,6 @@ async def show_model(data: ModelRequest, models: ModelStore) -> ModelCardDetails
     return await asyncio.to_thread(card)
 
 
-@post("/pull", dto=JsonBody, status_code=200, responses=PROGRESS)
-async def pull_model(data: PullRequest, pull: PullModel) -> EventStream:
-    """Download a model; a client that leaves pauses the download."""
-    return _json_lines(_pull_lines(data, pull))
-
-
 @post("/load", dto=JsonBody, status_code=200, responses=PROGRESS)
 async def load_model(data: ModelRequest, supervisor: Supervisor) -> EventStream:
     """Bring a model into memory; ends when it is ready for requests."""
@@ -89,12 +78,14 @@ async def stop_model(data: ModelRequest, supervisor: Supervisor) -> StoppedModel
 
 
 @delete("/delete", dto=JsonBody, status_code=200)
-async def delete_model(data: ModelRequest, models: ModelStore, supervisor: Supervisor) -> DeletedModel:
+async def delete_model(data: ModelRequest, models: ModelStore, supervisor: Supervisor, jobs: Jobs) -> DeletedModel:
     """Delete a model's files, or those of an unfinished download; refused while it is in memory."""
     name = (await asyncio.to_thread(plan_removal, models, data.model)).name
     if supervisor.is_resident(name):
         raise ModelInUse(f"{name} is in memory; stop it first with `quire stop {name}`, or give `quire rm --force`.")
-    return DeletedModel(freed_bytes=(await asyncio.to_thread(remove, models, data.model)).freed_bytes)
+    removal = await asyncio.to_thread(remove, models, data.model)
+    jobs.forget(removal.name)
+    return DeletedModel(removal.freed_bytes)
 
 
 @post("/shutdown", status_code=202)
@@ -122,43 +113,12 @@ async def _load_lines(name: str, supervisor: Supervisor) -> AsyncGenerator[bytes
     yield json_line(ProgressLine("success"))
 
 
-async def _pull_lines(request: PullRequest, pull: PullModel) -> AsyncGenerator[bytes, None]:
-    """Run the download in a thread of its own: it may take hours, and the shared pool is small."""
-    loop = asyncio.get_running_loop()
-    reports: asyncio.Queue[PullProgress | None] = asyncio.Queue()
-    outcome: asyncio.Future[InstalledModel] = loop.create_future()
-    cancelled = threading.Event()
-
-    def tell(call: Callable[..., object], *arguments: object) -> None:
-        if not cancelled.is_set():
-            loop.call_soon_threadsafe(call, *arguments)
-
-    def run() -> None:
-        try:
-            installed = pull(request, lambda progress: tell(reports.put_nowait, progress), cancelled.is_set)
-        except Exception as error:  # noqa: BLE001  # the edge of a thread: whatever it is belongs to the request
-            tell(outcome.set_exception, error)
-        else:
-            tell(outcome.set_result, installed)
-        tell(reports.put_nowait, None)
-
-    threading.Thread(target=run, name=f"pull {request.model}", daemon=True).start()
-    try:
-        while (progress := await reports.get()) is not None:
-            yield json_line(pull_line(progress))
-        await outcome
-    finally:
-        cancelled.set()
-    yield json_line(ProgressLine("success"))
-
-
 admin_router = Router(
     "/api",
     route_handlers=[
         list_installed,
         list_running,
         show_model,
-        pull_model,
         load_model,
         stop_model,
         delete_model,

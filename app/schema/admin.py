@@ -139,12 +139,17 @@ class ShutdownAnswer(msgspec.Struct, frozen=True):
 
 
 class ProgressLine(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One line of a streamed answer; the last one has the status "success"."""
+    """One line of a streamed answer; the last one has the status "success".
+
+    Lines of several files interleave; the `all_` counts, in bytes, are of all files of a download.
+    """
 
     status: str
     file: str | None = None
     total: int = 0
     completed: int = 0
+    all_total: int = 0
+    all_completed: int = 0
 
 
 class HealthModel(msgspec.Struct, frozen=True):

@@ -113,7 +113,14 @@ def _memory(facts: ModelFacts, context_length: int | None) -> ModelMemory:
 def pull_line(progress: PullProgress) -> ProgressLine:
     # The store reports file names as a validated subclass of str, which msgspec refuses.
     file = None if progress.file is None else str(progress.file)
-    return ProgressLine(progress.status, file, progress.total_bytes, progress.done_bytes)
+    return ProgressLine(
+        progress.status,
+        file,
+        progress.total_bytes,
+        progress.done_bytes,
+        progress.all_total_bytes,
+        progress.all_done_bytes,
+    )
 
 
 def load_line(progress: Progress) -> ProgressLine:
