@@ -14,7 +14,7 @@ import torch
 
 from engine.api.config import EngineConfig
 from engine.api.errors import UnsupportedModel
-from engine.attention.backend import AttentionBackend, AttentionSpec
+from engine.attention.backend import AttentionBackend, AttentionSpec, CacheSpec
 from engine.loading.checkpoint import Checkpoint
 from engine.loading.loader import packs_weights, quantizes_weights
 from engine.models.config import DecoderConfig
@@ -30,8 +30,6 @@ log = logging.getLogger(__name__)
 
 _FLOAT_INPUTS_MULTIPLE = 16
 _QUANTIZED_INPUTS_MULTIPLE = 32
-_HEAD_MULTIPLE = 16
-_MAX_HEAD_DIM = 256
 
 
 class CompiledPath:
@@ -95,7 +93,7 @@ def choose_compiled_path(
     if not packs_weights(config.quantization, device):
         return None
     is_quantized = quantizes_weights(checkpoint, config.quantization)
-    reason = _why_unsupported(shape, _QUANTIZED_INPUTS_MULTIPLE if is_quantized else _FLOAT_INPUTS_MULTIPLE)
+    reason = _why_unsupported(config, shape, _QUANTIZED_INPUTS_MULTIPLE if is_quantized else _FLOAT_INPUTS_MULTIPLE)
     if reason is None:
         from engine.cpu.ops import CompiledOps
 
@@ -106,7 +104,7 @@ def choose_compiled_path(
     return None
 
 
-def _why_unsupported(shape: DecoderConfig, inputs_multiple: int) -> str | None:
+def _why_unsupported(config: EngineConfig, shape: DecoderConfig, inputs_multiple: int) -> str | None:
     for name, size in (
         ("hidden size", shape.hidden_size),
         ("intermediate size", shape.intermediate_size),
@@ -114,12 +112,11 @@ def _why_unsupported(shape: DecoderConfig, inputs_multiple: int) -> str | None:
     ):
         if size % inputs_multiple:
             return f"the model's {name}, {size}, is no multiple of {inputs_multiple}"
-    if shape.head_dim % _HEAD_MULTIPLE or shape.head_dim > _MAX_HEAD_DIM:
-        return f"the model's heads have {shape.head_dim} numbers, and not a multiple of {_HEAD_MULTIPLE} up to 256"
     if importlib.util.find_spec("numba") is None:
         return "numba, which compiles the kernels, is not installed"
-    from engine.cpu.isa import host_isa
+    from engine.attention.compiled_paged import CompiledPagedAttention
 
-    if host_isa() is None:
-        return "this processor is older than AVX2"
-    return None
+    cache = CacheSpec(shape.num_layers, shape.num_kv_heads, shape.head_dim, config.block_size, torch.float32)
+    spec = AttentionSpec(cache, shape.num_heads, max_num_seqs=1)
+    reasons = CompiledPagedAttention.reasons_unsupported(spec, torch.device("cpu"))
+    return f"its attention is not served ({' '.join(reasons)})" if reasons else None

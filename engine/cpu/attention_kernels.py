@@ -8,6 +8,7 @@ Recorded by `engine.attention.compiled_paged`.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numba
 import numpy as np
@@ -41,10 +42,10 @@ def attention(head_dim: int, group: int, max_sums: int, block_size: int, item_by
     Queries are rotated, [token, head, head_dim]; the output is laid out alike.
     """
     shape = AttentionShape(head_dim, group, max_sums)
-    num_slabs, tile_heads, tile_rows = shape.num_slabs, shape.tile_heads, shape.tile_rows
+    num_slabs, tile_heads = shape.num_slabs, shape.tile_heads
     query_bytes, weight_bytes, state_bytes = shape.query_bytes, shape.weight_bytes, shape.state_bytes
     scratch_bytes = shape.scratch_bytes
-    has_prompt_tiles = tile_rows > tile_heads
+    attend = _attend(shape, block_size, item_bytes)
 
     def kernel(arguments, step, rank, size):
         numbers = read_arguments(arguments, 14)
@@ -86,32 +87,43 @@ def attention(head_dim: int, group: int, max_sums: int, block_size: int, item_by
                 )  # fmt: skip
                 target = state if chunk == begin else own_state + state_bytes
                 visible = start + 1 - position
-                if has_prompt_tiles and tokens > 1:
-                    attend_chunk(
-                        tile_rows, tile_heads, head_dim, block_size, item_bytes,
-                        query_tile, places, weights, target, visible, num_tokens,
-                    )  # fmt: skip
-                else:
-                    attend_chunk(
-                        tile_heads, tile_heads, head_dim, block_size, item_bytes,
-                        query_tile, places, weights, target, visible, num_tokens,
-                    )  # fmt: skip
+                attend(tokens, query_tile, places, weights, target, visible, num_tokens)
                 if chunk > begin:
                     merge_states(state, target, tokens * tile_heads, head_dim // LANES)
             if only_chunk >= 0:
-                counter = counters + 8 * first_partial
                 state = partials + first_partial * state_bytes
-                if _is_last(counter, num_chunks):
-                    for chunk in range(1, num_chunks):
-                        added = state + chunk * tiles_per_piece * state_bytes
-                        merge_states(state, added, tokens * tile_heads, head_dim // LANES)
-                else:
+                distance = tiles_per_piece * state_bytes
+                if not _merge_if_last(
+                    counters + 8 * first_partial, num_chunks, state, distance, tokens * tile_heads, head_dim // LANES
+                ):
                     num_heads = 0
             target = output + first * output_stride + first_head * head_dim * 4
             _write_rows(state, tokens, num_heads, tile_heads, head_dim, target, output_stride)
             item = claim(arguments)
 
     return kernel
+
+
+def _attend(shape: AttentionShape, block_size: int, item_bytes: int) -> Any:
+    """A compiled `attend_chunk` for tiles of one token's heads, or of a prompt."""
+    head_dim, tile_heads, tile_rows = shape.head_dim, shape.tile_heads, shape.tile_rows
+    has_prompt_tiles = tile_rows > tile_heads
+
+    @numba.njit(error_model="numpy")
+    def attend(tokens, queries, places, weights, state, visible, num_tokens):
+        # A tile's height is a constant to the compiler.
+        if has_prompt_tiles and tokens > 1:
+            attend_chunk(
+                tile_rows, tile_heads, head_dim, block_size, item_bytes,
+                queries, places, weights, state, visible, num_tokens,
+            )  # fmt: skip
+        else:
+            attend_chunk(
+                tile_heads, tile_heads, head_dim, block_size, item_bytes,
+                queries, places, weights, state, visible, num_tokens,
+            )  # fmt: skip
+
+    return attend
 
 
 @numba.njit(error_model="numpy")
@@ -152,12 +164,17 @@ def _find_places(
 
 
 @numba.njit(error_model="numpy")
-def _is_last(counter, num_chunks):
-    """Whether all other chunks of a tile are done; the counter is then ready for the next layer."""
-    is_last = fetch_add(counter, 1) == num_chunks - 1
-    if is_last:
-        int64s(counter, 1)[0] = 0
-    return is_last
+def _merge_if_last(counter, num_chunks, state, distance, num_rows, row_vectors):
+    """Whether all other chunks of a split tile are done; if so, merge their states, `distance` apart, into the first.
+
+    The counter is then ready for the next layer.
+    """
+    if fetch_add(counter, 1) != num_chunks - 1:
+        return False
+    int64s(counter, 1)[0] = 0
+    for chunk in range(1, num_chunks):
+        merge_states(state, state + chunk * distance, num_rows, row_vectors)
+    return True
 
 
 @numba.njit(error_model="numpy")

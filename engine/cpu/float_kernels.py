@@ -7,7 +7,6 @@ The counterparts of `engine.cpu.pack_kernels`, `engine.cpu.matrix_kernels` and o
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -24,7 +23,7 @@ from engine.cpu.float_tile import float_tile, load_number, tiles_at_once, vector
 from engine.cpu.kernel import Body
 from engine.cpu.lanes import Emitter, Lanes
 from engine.cpu.memory import claim, float32s, int32s, int64s, read_arguments
-from engine.cpu.pack_kernels import add_and_square
+from engine.cpu.norm_kernel import normed_rows
 from engine.cpu.row_blocks import block_rows
 from engine.cpu.step import NUM_TOKENS
 
@@ -136,31 +135,17 @@ def _place(packed, row, group, num_groups, height):
     return packed + ((row // height * num_groups + group) * height + row % height) * ACTIVATION_BYTES
 
 
+@numba.njit(error_model="numpy")
+def _write_normed_row(source, weight, factor, columns, packed, row, height):
+    num_groups = columns // GROUP
+    for group in range(num_groups):
+        offset = group * GROUP * 4
+        _write_scaled(source + offset, weight + offset, factor, _place(packed, row, group, num_groups, height))
+
+
 def norm_floats(most_rows: int) -> Body:
-    """Root-mean-square norm of a sum.  Arguments: hidden and residual with their strides, the sum and its stride,
-    norm weight, epsilon as float32 bits, columns, packed, which step number counts the rows."""
-
-    def kernel(arguments, step, rank, size):
-        numbers = read_arguments(arguments, 11)
-        hidden, hidden_stride, residual, residual_stride, total, total_stride = numbers[:6]
-        weight, _, columns, packed, rows_at = numbers[6:]
-        eps = float32s(arguments + 8 * 8, 1)[0]
-        num_rows = int64s(step, 8)[rows_at]
-        height = block_rows(num_rows, most_rows)
-        num_groups = columns // GROUP
-        row = claim(arguments)
-        while row < num_rows:
-            source = total + row * total_stride
-            left, right = hidden + row * hidden_stride, residual + row * residual_stride
-            squares = add_and_square(left, right, source, num_groups)
-            factor = np.float32(1.0) / np.float32(math.sqrt(squares / np.float32(columns) + eps))
-            for group in range(num_groups):
-                offset = group * GROUP * 4
-                place = _place(packed, row, group, num_groups, height)
-                _write_scaled(source + offset, weight + offset, factor, place)
-            row = claim(arguments)
-
-    return kernel
+    """Root-mean-square norm of a sum; arguments as of `normed_rows`."""
+    return normed_rows(most_rows, _write_normed_row)
 
 
 def plain_floats(most_rows: int) -> Body:

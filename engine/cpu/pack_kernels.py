@@ -7,19 +7,19 @@ Recorded by `engine.cpu.ops`.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
+import numba
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
 from engine.cpu.activations import EXACT_BITS, GROUP, LANES, SCALE, SCALED_SUM, START_4, START_8
 from engine.cpu.kernel import Body
-from engine.cpu.lanes import FLOAT32, FLOATS, INT8, INT32, INT64, Emitter, Lanes, Loop
-from engine.cpu.memory import claim, float32s, int64s, read_arguments
+from engine.cpu.lanes import FLOAT32, INT8, INT32, INT64, Emitter, Lanes
+from engine.cpu.memory import claim, int64s, read_arguments
+from engine.cpu.norm_kernel import normed_rows
 from engine.cpu.row_blocks import block_rows, group_place
 
 _HALF_BYTES = 4 * LANES
@@ -101,52 +101,18 @@ def pack_gated(typing_context: Any, gate: Any, up: Any, codes: Any, numbers: Any
     return types.void(*[types.int64] * 5), generate
 
 
-@intrinsic
-def add_and_square(typing_context: Any, left: Any, right: Any, total: Any, num_vectors: Any) -> tuple[Any, Any]:
-    """Write left + right to `total`, 16 · `num_vectors` float32 each; returns the sum of its squares."""
-
-    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-        emit = Emitter(builder)
-        loop = Loop(emit, arguments[3], [*arguments[:3], ir.Constant(FLOATS, [0.0] * LANES)])
-        left_place, right_place, place, squares = loop.values
-        value = emit.load_floats(left_place) + emit.load_floats(right_place)
-        emit.store_floats(value, place)
-        following = [emit.at(address, _HALF_BYTES) for address in (left_place, right_place, place)]
-        squares = loop.close([*following, (value * value + Lanes(emit, squares)).value])[3]
-        return Lanes(emit, squares).sum()
-
-    return types.float32(*[types.int64] * 4), generate
+@numba.njit(error_model="numpy")
+def _pack_normed_row(source, weight, factor, columns, packed, row, height):
+    num_groups = (columns + GROUP - 1) // GROUP
+    for group in range(num_groups):
+        codes, numbers = group_place(packed, row, group, num_groups, height)
+        offset = group * GROUP * 4
+        pack_scaled(source + offset, weight + offset, factor, codes, numbers, 4 * height)
 
 
 def norm_pack(most_rows: int) -> Body:
-    """Root-mean-square norm of a sum.  Arguments: hidden and residual with their strides, the sum and its stride,
-    norm weight, epsilon as float32 bits, columns, packed, which step number counts the rows.
-
-    The buffers' rows are padded to 16 columns with zeros, which the mean leaves out.
-    """
-
-    def kernel(arguments, step, rank, size):
-        given = read_arguments(arguments, 11)
-        hidden, hidden_stride, residual, residual_stride, total, total_stride = given[:6]
-        weight, _, columns, packed, rows_at = given[6:]
-        eps = float32s(arguments + 8 * 8, 1)[0]
-        num_rows = int64s(step, 8)[rows_at]
-        height = block_rows(num_rows, most_rows)
-        num_groups = (columns + GROUP - 1) // GROUP
-        num_vectors = (columns + LANES - 1) // LANES
-        row = claim(arguments)
-        while row < num_rows:
-            place = total + row * total_stride
-            left, right = hidden + row * hidden_stride, residual + row * residual_stride
-            squares = add_and_square(left, right, place, num_vectors)
-            factor = np.float32(1.0) / np.float32(math.sqrt(squares / np.float32(columns) + eps))
-            for group in range(num_groups):
-                codes, numbers = group_place(packed, row, group, num_groups, height)
-                offset = group * GROUP * 4
-                pack_scaled(place + offset, weight + offset, factor, codes, numbers, 4 * height)
-            row = claim(arguments)
-
-    return kernel
+    """Root-mean-square norm of a sum; arguments as of `normed_rows`."""
+    return normed_rows(most_rows, _pack_normed_row)
 
 
 def pack(most_rows: int) -> Body:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 import torch
 
 from engine.kernels.ops import Ops
+from engine.layers.linear import Product
 from engine.layers.packed_weight import CodedRows, PackedWeight, pack
 from engine.layers.placement import Placement
 from engine.layers.rms_norm import RmsNorm
@@ -74,25 +75,12 @@ class PackedSlot:
         self._layer.take(self._part, values)
 
 
-class PackedLinear(PackedLayer):
+class PackedLinear(Product, PackedLayer):
     """See `engine.layers.linear.Linear`."""
 
     def __init__(self, in_features: int, parts: Mapping[str, int], placement: Placement, *, bias: bool) -> None:
         super().__init__(in_features, parts, placement)
         self.bias = placement.parameter(sum(parts.values())) if bias else None
-
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self._ops.linear(hidden, self.weight, self.bias)
-
-    def after_norm(
-        self, norm: RmsNorm, hidden: torch.Tensor, residual: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The product of norm(hidden + residual), and that sum [T, in_features], the next residual."""
-        return self._ops.norm_linear(hidden, residual, norm.weight, norm.eps, self.weight, self.bias)
-
-    def after_gate(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """The product of silu(gate) · up, which lie side by side in gate_up [T, 2 in_features]."""
-        return self._ops.gated_linear(gate_up, self.weight, self.bias)
 
     def weight_slots(self) -> Iterator[tuple[str, WeightSlot]]:
         start = 0
