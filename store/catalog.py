@@ -3,7 +3,7 @@
 Says where a model comes from, in which order, what its bytes must be, what it is and what it is good for.
 Knows nothing of what is installed, nor what the engine runs, and does no I/O beyond reading its own data file
 once.  Called by `names` (canonical aliases), `pull` (sources), `models` (finding an alias by its repository),
-`catalog_facts` and `catalog_search`.
+`catalog_facts`, `quire search` and `quire recommend`.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ Kind = Literal["chat", "code", "reasoning", "base", "embed", "rerank"]
 """What a model is made for.  `code` and `reasoning` models chat too; `base` models only continue a text."""
 
 _BYTES_PER_GB = 10**9
+_KIND_WORDS = {"code": "coder coding programming", "embed": "embedding", "rerank": "reranker", "reasoning": "thinking"}
 
 
 class HubSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -150,3 +151,29 @@ def similar_names(alias: str) -> list[str]:
     known = catalog_models()
     close = difflib.get_close_matches(alias, known, n=6, cutoff=0.5)
     return list(dict.fromkeys(known[name].name for name in close))[:3]
+
+
+def search_catalog(words: str) -> list[CatalogModel]:
+    """The models that have all `words` in their names, repository, kind or purpose, best first.
+
+    Quantised variants come only when asked for by their type, or as "gguf".
+    """
+    wanted = words.casefold().split()
+    found = [model for model in distinct_models() if _has_all(model, wanted)]
+    return sorted(found, key=lambda model: not any(name.startswith(tuple(wanted)) for name in model.all_names))
+
+
+def _has_all(model: CatalogModel, words: list[str]) -> bool:
+    stored_as = f"{model.quantization} gguf".casefold() if model.quantization else ""
+    if model.variant_of and not any(word in stored_as for word in words):
+        return False
+    described = (
+        *model.all_names,
+        model.hub.repo,
+        model.kind,
+        _KIND_WORDS.get(model.kind, ""),
+        model.good_for,
+        stored_as,
+    )
+    text = " ".join(described).casefold()
+    return all(word in text for word in words)

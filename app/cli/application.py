@@ -11,12 +11,14 @@ from app.cli import (
     chats,
     creation,
     daemon,
+    discover,
     disk,
     disk_move,
     installed,
     login,
     prune,
     pull,
+    recommend,
     removal,
     resident,
     run,
@@ -56,6 +58,8 @@ application.command("run")(run.run)
 application.command("pull")(pull.pull)
 application.command("login")(login.login)
 application.command("logout")(login.logout)
+application.command("search")(discover.search)
+application.command("recommend")(recommend.recommend)
 application.command("list")(installed.list_models)
 application.command("show")(show.show)
 application.command("rm")(removal.remove)

@@ -20,12 +20,13 @@ from app.cli.resume import Resume, conversation
 
 if TYPE_CHECKING:
     from app.client import ChatFinished, QuireClient
+    from app.settings import Settings
 
 EMPTY_PROMPT = "The prompt is empty; write it after the model's name, or pipe it in."
 
 
 def run(
-    model: Annotated[str, typer.Argument(help="smollm2:135m, organisation/name, or a path.")],
+    model: Annotated[str | None, typer.Argument(help="smollm2:135m, organisation/name, or a path.")] = None,
     prompt: Annotated[
         list[str] | None, typer.Argument(help="What to ask; without one, a chat opens in a terminal.")
     ] = None,
@@ -50,13 +51,16 @@ def run(
     from app.settings import load_settings
     from store.names import parse_model_name
 
+    settings = load_settings()
+    if model is None:
+        raise CommandFailure(_which_model(settings), exit_code=USAGE_EXIT_CODE)
     name = parse_model_name(model).text
     resume = Resume(continue_last, chat)
     params = {"temperature": temperature, "max_tokens": max_tokens, "seed": seed}
     params = {key: value for key, value in params.items() if value is not None}
     opens_chat = not prompt and not json_output and _is_terminal()
     text = "" if opens_chat else _read_prompt(prompt)
-    client = open_client(load_settings(), may_ask=not json_output, is_offline=offline)
+    client = open_client(settings, may_ask=not json_output, is_offline=offline)
     try:
         if opens_chat:
             asyncio.run(_chat(client, name, system, params, resume))
@@ -66,6 +70,17 @@ def run(
             answer.report(json_output=json_output, verbose=verbose)
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED_EXIT_CODE) from None
+
+
+def _which_model(settings: Settings) -> str:
+    """What to say to someone who named no model."""
+    from app.cli.recommend import recommended_name
+
+    largest = recommended_name(settings)
+    further = (
+        f", and `quire run {largest}` is the largest that fits this machine (`quire recommend`)" if largest else ""
+    )
+    return f"No model was named; `quire run starter` is small enough to run anywhere{further}."
 
 
 def _is_terminal() -> bool:

@@ -1,8 +1,8 @@
-"""Find a repository: ask the hub and all its mirrors at once, and take the preferred one that has it.
+"""Find a repository, or search for one: ask the hub and all its mirrors at once, and take the preferred answer.
 
 Preferred is who stands first in the settings, not who is fastest: once one endpoint has the
 repository, the others get a short grace.  Those that have it too serve when the chosen one breaks
-off.  Knows nothing of the bytes; called by `plan`.
+off.  Knows nothing of the bytes; called by `plan` and by `quire search`.
 """
 
 from __future__ import annotations
@@ -13,18 +13,23 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import Generic, TypeVar
 
 from store.errors import AccessDenied, HubUnreachable, ModelNotFound, StoreError
 from store.hub_settings import HubSettings
 from store.names import RepoId, Revision
 from store.progress import Reporter
 from store.sources import hub as hub_api
+from store.sources import hub_search
 from store.sources import modelscope as modelscope_api
+from store.sources.hub_search import SearchAnswer
 from store.sources.json_api import ApiRequest
 from store.sources.listing import RepoListing
 from store.sources.network_memory import NetworkMemory
 
 _POLL_INTERVAL_S = 0.1
+
+_Answer = TypeVar("_Answer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,19 +72,45 @@ def find_repo(
     def ask(endpoint: str, request: ApiRequest) -> RepoListing:
         return list_repo(endpoint, repo, revision, hub.token_for(endpoint), request)
 
+    how_to = modelscope_api.HOW_TO_CHANGE_ENDPOINT if is_modelscope else hub_api.HOW_TO_CHANGE_ENDPOINT
+    return _ask_all(hub, endpoints, ask, how_to, reporter, patience)
+
+
+def search_hub(
+    hub: HubSettings, words: str, limit: int, reporter: Reporter, patience: LookupPatience = LookupPatience()
+) -> SearchAnswer:
+    """Up to `limit` repositories that the preferred endpoint finds for `words`, the most fetched first.
+
+    Raises HubUnreachable, which names every endpoint that was asked, or Cancelled.
+    """
+
+    def ask(endpoint: str, request: ApiRequest) -> SearchAnswer:
+        return hub_search.search_models(endpoint, words, limit, hub.token_for(endpoint), request)
+
+    return _ask_all(hub, hub.endpoints, ask, hub_api.HOW_TO_CHANGE_ENDPOINT, reporter, patience)[0]
+
+
+def _ask_all(
+    hub: HubSettings,
+    endpoints: Sequence[str],
+    ask: Callable[[str, ApiRequest], _Answer],
+    how_to_change_endpoint: str,
+    reporter: Reporter,
+    patience: LookupPatience,
+) -> tuple[_Answer, ...]:
+    """What the endpoints answer, the preferred first; at least one answer.  Raises as `ask` does."""
     memory = NetworkMemory(hub.network_memory, endpoints)
     lookup = _Lookup(endpoints, memory.unreached(), ask, patience)
     lookup.run(reporter)
-    if not lookup.listings:
+    if not lookup.answers:
         memory.remember(())
-        how_to = modelscope_api.HOW_TO_CHANGE_ENDPOINT if is_modelscope else hub_api.HOW_TO_CHANGE_ENDPOINT
-        raise _nobody_has_it(lookup, how_to)
+        raise _nobody_has_it(lookup, how_to_change_endpoint)
     memory.remember([endpoint for endpoint in endpoints if lookup.is_unreached(endpoint)])
-    return tuple(lookup.listings[endpoint] for endpoint in endpoints if endpoint in lookup.listings)
+    return tuple(lookup.answers[endpoint] for endpoint in endpoints if endpoint in lookup.answers)
 
 
 @dataclass(slots=True)
-class _Lookup:
+class _Lookup(Generic[_Answer]):
     """One question to several endpoints, each in a thread of its own.
 
     A thread keeps the deadline where an HTTP client cannot: its timeouts count per address and per
@@ -88,12 +119,12 @@ class _Lookup:
 
     endpoints: Sequence[str]
     unreached_before: frozenset[str]
-    ask: Callable[[str, ApiRequest], RepoListing]
+    ask: Callable[[str, ApiRequest], _Answer]
     patience: LookupPatience
-    listings: dict[str, RepoListing] = field(default_factory=dict)
+    answers: dict[str, _Answer] = field(default_factory=dict)
     failures: dict[str, StoreError] = field(default_factory=dict)
     _stages: dict[str, _Stage] = field(default_factory=dict)
-    _events: queue.SimpleQueue[tuple[str, RepoListing | StoreError | _Stage]] = field(default_factory=queue.SimpleQueue)
+    _events: queue.SimpleQueue[tuple[str, _Answer | StoreError | _Stage]] = field(default_factory=queue.SimpleQueue)
 
     def run(self, reporter: Reporter) -> None:
         start_s = time.monotonic()
@@ -103,7 +134,7 @@ class _Lookup:
         found_s: float | None = None
         while True:
             now_s = time.monotonic()
-            found_s = found_s if found_s is not None or not self.listings else now_s
+            found_s = found_s if found_s is not None or not self.answers else now_s
             end_s = self._end_s(start_s, found_s)
             if now_s >= end_s:
                 break
@@ -137,7 +168,9 @@ class _Lookup:
         return self._stages.get(endpoint, _Stage.ASKED)
 
     def _pending(self) -> list[str]:
-        return [endpoint for endpoint in self.endpoints if endpoint not in self.listings | self.failures]
+        return [
+            endpoint for endpoint in self.endpoints if endpoint not in self.answers and endpoint not in self.failures
+        ]
 
     def _ask(self, endpoint: str, start_s: float) -> None:
         request = ApiRequest(
@@ -161,10 +194,10 @@ class _Lookup:
         elif isinstance(outcome, StoreError):
             self.failures[endpoint] = outcome
         else:
-            self.listings[endpoint] = outcome
+            self.answers[endpoint] = outcome
 
 
-def _nobody_has_it(lookup: _Lookup, how_to_change_endpoint: str) -> StoreError:
+def _nobody_has_it(lookup: _Lookup[_Answer], how_to_change_endpoint: str) -> StoreError:
     """One error for all: the most telling kind, the reasons of everyone."""
     failures = [lookup.failures[endpoint] for endpoint in lookup.endpoints]
     for kind in (AccessDenied, ModelNotFound):

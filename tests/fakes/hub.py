@@ -91,6 +91,10 @@ class FakeHub:
         from tests.fakes.hub_handler import HubHandler
 
         self.repos: dict[str, FakeRepo] = {}
+        self.search_results: list[dict[str, Any]] = []
+        """What a search looks through, as the hub's API tells it."""
+        self.searches: list[dict[str, list[str]]] = []
+        """The parameters of each search."""
         self.faults = Faults()
         self.requests: list[SeenRequest] = []
         self.sent_bytes = 0

@@ -65,10 +65,23 @@ class HubHandler(BaseHTTPRequestHandler):
             self._model_info(match[1], match[2])
         elif match := _MODELSCOPE_FILES.fullmatch(path):
             self._modelscope_files(match[1])
+        elif path == "/api/models":
+            self._search()
         elif path == "/api/whoami-v2":
             self._whoami()
         else:
             self._send(404, b"")
+
+    def _search(self) -> None:
+        hub = self.server.hub
+        hub.searches.append(self._query)
+        if status := self._next(hub.faults.api_statuses):
+            self._send(status, b"", self._retry_after())
+            return
+        words = self._query.get("search", [""])[0].lower().split()
+        found = [item for item in hub.search_results if all(word in str(item.get("id")).lower() for word in words)]
+        body = json.dumps(found[: int(self._query.get("limit", ["1000"])[0])]).encode()
+        self._send(200, hub.faults.api_body or body)
 
     def _stall(self) -> None:
         self.server.hub.stalled.set()

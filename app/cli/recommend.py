@@ -1,0 +1,216 @@
+"""`quire recommend`: which models fit this machine, and the arithmetic that says so.
+
+Needs no daemon and asks nobody.  The ranking is in `app.residency.recommend`.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from app.cli.discover import installed_names, is_installed
+from app.cli.failure import USAGE_EXIT_CODE, CommandFailure
+from app.cli.local_store import open_store
+from app.cli.output import format_bytes, notice, write_json, write_table
+from app.cli.resident import JsonOption
+
+if TYPE_CHECKING:
+    from app.residency.acceptance import Host
+    from app.residency.recommend import Need
+    from app.settings import Settings
+
+MOST_SHOWN = 8
+_MEMORY = re.compile(r"(\d+(?:\.\d+)?)\s*(gib|gb|g|mib|mb|m)?", re.IGNORECASE)
+_MEMORY_UNITS = {"": 2**30, "g": 2**30, "gib": 2**30, "gb": 10**9, "m": 2**20, "mib": 2**20, "mb": 10**6}
+
+
+def recommend(
+    purpose: Annotated[
+        Literal["chat", "code", "reasoning", "embed", "rerank"], typer.Option("--for", help="What it is wanted for.")
+    ] = "chat",
+    memory: Annotated[str | None, typer.Option(help="So much memory instead of this machine's, such as 24GiB.")] = None,
+    device: Annotated[
+        Literal["auto", "cpu", "cuda"] | None, typer.Option(help="In RAM or on a GPU; default: the setting.")
+    ] = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Show which models fit this machine's GPU or RAM, the best first."""
+    from app.residency.recommend import why_not_served
+    from app.settings import load_settings
+
+    if reason := why_not_served(purpose):
+        raise CommandFailure(f"{reason.partition(';')[0]}; `quire search {purpose}` shows those that have a name.")
+    settings = load_settings()
+    host = measured_host(settings, memory, device)
+    needs = _recommended(settings, host, purpose)
+    if json_output:
+        installed = installed_names(open_store(settings))
+        write_json(_as_json(host, [(need, is_installed(need.model, installed)) for need in needs]))
+        return
+    notice(_device_sentence(host, is_assumed=memory is not None))
+    if not needs:
+        raise CommandFailure(f"No {purpose} model of the catalogue fits in that; `quire run starter` needs the least.")
+    installed = installed_names(open_store(settings))
+    _show(needs, installed)
+    _tell(settings, host, purpose, needs)
+    typer.echo(f"Best: quire run {needs[0].model.name}")
+
+
+def recommended_name(settings: Settings) -> str | None:
+    """The best chat model for this machine, if any fits."""
+    needs = _recommended(settings, measured_host(settings, None, None), "chat")
+    return needs[0].model.name if needs else None
+
+
+def measured_host(settings: Settings, memory: str | None, device: str | None) -> Host:
+    """The device that models would run on; `memory` is assumed in place of what it has."""
+    from app.residency.acceptance import host_of
+    from app.residency.devices import measure
+    from app.residency.memory import DeviceMemory
+
+    assumed_bytes = parse_memory(memory) if memory is not None else None
+    found = measure(device or settings.device)
+    if assumed_bytes is not None:
+        name = {"cpu": "cpu", "cuda": "cuda:0"}.get(device or "", found.device)
+        return host_of(settings, DeviceMemory(name, assumed_bytes, 0))
+    if device == "cuda" and found.device == "cpu":
+        raise CommandFailure("This machine has no GPU that can be used; name its memory, such as `--memory 24GiB`.")
+    return host_of(settings, found)
+
+
+def parse_memory(text: str) -> int:
+    """`24GiB`, `24` → 25,769,803,776 bytes; `24GB` → 24,000,000,000.  Memory is sold in binary units."""
+    match = _MEMORY.fullmatch(text.strip())
+    size_bytes = int(float(match[1]) * _MEMORY_UNITS[(match[2] or "").lower()]) if match else 0
+    if size_bytes < 1:
+        raise CommandFailure(f"{text!r} is not a size of memory; write it like 24GiB.", exit_code=USAGE_EXIT_CODE)
+    return size_bytes
+
+
+def _recommended(settings: Settings, host: Host, purpose: Any, max_num_seqs: int | None = None) -> list[Need]:
+    from app.residency.recommend import recommend as rank
+    from store.catalog import distinct_models
+
+    return rank(distinct_models(), host, purpose, max_num_seqs or settings.max_num_seqs)
+
+
+def _device_sentence(host: Host, *, is_assumed: bool) -> str:
+    memory = host.memory
+    share = f"Quire may take {format_bytes(host.usable_bytes)} of it (gpu_memory_utilization {host.utilization:g})"
+    what = "A GPU" if memory.device.startswith("cuda") else "RAM"
+    if is_assumed:
+        return f"{what} of {format_bytes(memory.total_bytes)}: {share}."
+    what = f"The GPU {memory.device}" if memory.device.startswith("cuda") else "RAM"
+    return f"{what} has {format_bytes(memory.total_bytes)}: {share}; {format_bytes(memory.used_bytes)} are in use now."
+
+
+def _show(needs: list[Need], installed: frozenset[str]) -> None:
+    rows = []
+    for need in needs[:MOST_SHOWN]:
+        state = "installed" if is_installed(need.model, installed) else "needs a login" if need.model.gated else ""
+        rows.append(
+            (
+                need.model.name,
+                format_bytes(need.weight_bytes),
+                format_bytes(need.cache_bytes),
+                format_bytes(need.working_bytes),
+                format_bytes(need.total_bytes),
+                need.model.license,
+                state,
+                need.model.good_for,
+            )
+        )
+    write_table(("MODEL", "WEIGHTS", "+ CACHE", "+ WORK", "= NEEDS", "LICENSE", "", "GOOD FOR"), rows)
+    if len(needs) > MOST_SHOWN:
+        notice(f"and {len(needs) - MOST_SHOWN} smaller ones (`--json` lists all).")
+
+
+def _tell(settings: Settings, host: Host, purpose: str, needs: list[Need]) -> None:
+    """The arithmetic of the best one, and what would change the answer."""
+    from app.residency.memory import worker_budget_bytes
+
+    best = needs[0]
+    notice(_why(best, host))
+    free_bytes = worker_budget_bytes(host.memory, host.utilization, ())
+    if best.total_bytes > free_bytes:
+        fitting = next((need.model.name for need in needs if need.total_bytes <= free_bytes), None)
+        now = f"`quire run {fitting}` fits beside them" if fitting else "close some of them first"
+        notice(f"At this moment other programs leave {format_bytes(max(0, free_bytes))}; {now}.")
+    if further := _with_fewer_requests(settings, host, purpose, best):
+        notice(further)
+    if left_out := _left_out(host, purpose):
+        notice(f"Not run by this version, and so left out: {', '.join(left_out)}.")
+
+
+def _why(need: Need, host: Host) -> str:
+    """How the needs of a model come about, in figures."""
+    model = need.model
+    weights = f"{format_bytes(need.weight_bytes)} for {model.parameters:,} parameters"
+    if model.quantization and host.memory.device == "cpu" and host.quantization != "none":
+        weights += f" in {model.quantization}"
+    cache = ""
+    if model.kv_heads and model.head_dim:
+        cache = (
+            f"; the cache is 2 (keys and values) x {model.layers} layers x {model.kv_heads} heads x {model.head_dim} "
+            f"x 2 bytes for each of {need.context:,} tokens"
+        )
+    limit = ""
+    if host.memory.device == "cpu":
+        limit = "  In RAM weights may take about a third; each token reads them all, so a smaller model is faster."
+    return f"{model.name} is the largest that fits: {weights}{cache}; the rest is what a step works in.{limit}"
+
+
+def _with_fewer_requests(settings: Settings, host: Host, purpose: str, best: Need) -> str | None:
+    """A larger model that fits a GPU which serves few requests at once."""
+    from app.residency.recommend import FEW_SEQUENCES
+
+    if settings.max_num_seqs is not None:
+        return None
+    with_few = _recommended(settings, host, purpose, FEW_SEQUENCES)
+    if not with_few or with_few[0].model.parameters <= best.model.parameters:
+        return None
+    name = with_few[0].model.name
+    return f"With `max_num_seqs = {FEW_SEQUENCES}`, enough for one person, {name} fits too."
+
+
+def _left_out(host: Host, purpose: Any) -> list[str]:
+    """Families of the catalogue, or single models of a family, that the engine does not run."""
+    from app.residency.recommend import suited, why_not_run
+    from store.catalog import distinct_models
+
+    models = suited(distinct_models(), host, purpose)
+    running = {_family(model.name) for model in models if why_not_run(model) is None}
+    others = [model.name for model in models if why_not_run(model)]
+    return sorted({name if _family(name) in running else _family(name) for name in others})
+
+
+def _family(name: str) -> str:
+    return name.partition(":")[0]
+
+
+def _as_json(host: Host, needs: list[tuple[Need, bool]]) -> dict[str, Any]:
+    return {
+        "device": host.memory.device,
+        "total": host.memory.total_bytes,
+        "usable": host.usable_bytes,
+        "used": host.memory.used_bytes,
+        "models": [
+            {
+                "name": need.model.name,
+                "repo": need.model.hub.repo,
+                "weights": need.weight_bytes,
+                "cache": need.cache_bytes,
+                "working": need.working_bytes,
+                "needed": need.total_bytes,
+                "context": need.context,
+                "license": need.model.license,
+                "gated": need.model.gated,
+                "good_for": need.model.good_for,
+                "installed": is_here,
+                "command": f"quire run {need.model.name}",
+            }
+            for need, is_here in needs
+        ],
+    }
