@@ -99,7 +99,7 @@ def _ask_hub(settings: Settings, words: str, limit: int, *, is_offline: bool) ->
 def _show(models: list[CatalogModel], answer: SearchAnswer | None, installed: frozenset[str]) -> None:
     if models:
         rows = [_catalog_row(model, installed) for model in models]
-        write_table(("NAME", "PARAMETERS", "SIZE", "KIND", "RUNS", "", "GOOD FOR"), rows)
+        write_table(("NAME", "PARAMETERS", "SIZE", "KIND", "RUNS", "", "GOOD FOR"), rows, may_cut=True)
     if answer is None or not answer.models:
         return
     typer.echo(f"\nOn the hub ({answer.endpoint}):" if models else f"On the hub ({answer.endpoint}):")

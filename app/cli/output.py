@@ -6,6 +6,7 @@ Formatting is plain text and pure; colours and bars are in `app.cli.progress`.
 from __future__ import annotations
 
 import io
+import shutil
 import sys
 import unicodedata
 from collections.abc import Sequence
@@ -54,10 +55,11 @@ def write_json_line(value: Any) -> None:
     sys.stdout.flush()
 
 
-def write_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A table on stdout."""
+def write_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, may_cut: bool = False) -> None:
+    """A table on stdout; with `may_cut` its last column ends where a terminal ends, so that no line fills a second."""
+    num_columns = shutil.get_terminal_size().columns if may_cut and sys.stdout.isatty() else None
     for line in table_lines(header, rows):
-        sys.stdout.write(line + "\n")
+        sys.stdout.write(line[:num_columns].rstrip() + "\n")
 
 
 def table_lines(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

@@ -18,7 +18,7 @@ from app.cli.resident import JsonOption
 
 if TYPE_CHECKING:
     from app.residency.acceptance import Host
-    from app.residency.recommend import Need
+    from app.residency.recommend import Need, Purpose
     from app.settings import Settings
 
 MOST_SHOWN = 8
@@ -89,7 +89,7 @@ def parse_memory(text: str) -> int:
     return size_bytes
 
 
-def _recommended(settings: Settings, host: Host, purpose: Any, max_num_seqs: int | None = None) -> list[Need]:
+def _recommended(settings: Settings, host: Host, purpose: Purpose, max_num_seqs: int | None = None) -> list[Need]:
     from app.residency.recommend import recommend as rank
     from store.catalog import distinct_models
 
@@ -122,12 +122,12 @@ def _show(needs: list[Need], installed: frozenset[str]) -> None:
                 need.model.good_for,
             )
         )
-    write_table(("MODEL", "WEIGHTS", "+ CACHE", "+ WORK", "= NEEDS", "LICENSE", "", "GOOD FOR"), rows)
+    write_table(("MODEL", "WEIGHTS", "+ CACHE", "+ WORK", "= NEEDS", "LICENSE", "", "GOOD FOR"), rows, may_cut=True)
     if len(needs) > MOST_SHOWN:
         notice(f"and {len(needs) - MOST_SHOWN} smaller ones (`--json` lists all).")
 
 
-def _tell(settings: Settings, host: Host, purpose: str, needs: list[Need]) -> None:
+def _tell(settings: Settings, host: Host, purpose: Purpose, needs: list[Need]) -> None:
     """The arithmetic of the best one, and what would change the answer."""
     from app.residency.memory import worker_budget_bytes
 
@@ -136,8 +136,8 @@ def _tell(settings: Settings, host: Host, purpose: str, needs: list[Need]) -> No
     free_bytes = worker_budget_bytes(host.memory, host.utilization, ())
     if best.total_bytes > free_bytes:
         fitting = next((need.model.name for need in needs if need.total_bytes <= free_bytes), None)
-        now = f"`quire run {fitting}` fits beside them" if fitting else "close some of them first"
-        notice(f"At this moment other programs leave {format_bytes(max(0, free_bytes))}; {now}.")
+        now = f"`quire run {fitting}` fits in that" if fitting else "stop what takes the rest first"
+        notice(f"At this moment only {format_bytes(max(0, free_bytes))} of that is free; {now}.")
     if further := _with_fewer_requests(settings, host, purpose, best):
         notice(further)
     if left_out := _left_out(host, purpose):
@@ -162,7 +162,7 @@ def _why(need: Need, host: Host) -> str:
     return f"{model.name} is the largest that fits: {weights}{cache}; the rest is what a step works in.{limit}"
 
 
-def _with_fewer_requests(settings: Settings, host: Host, purpose: str, best: Need) -> str | None:
+def _with_fewer_requests(settings: Settings, host: Host, purpose: Purpose, best: Need) -> str | None:
     """A larger model that fits a GPU which serves few requests at once."""
     from app.residency.recommend import FEW_SEQUENCES
 
@@ -175,7 +175,7 @@ def _with_fewer_requests(settings: Settings, host: Host, purpose: str, best: Nee
     return f"With `max_num_seqs = {FEW_SEQUENCES}`, enough for one person, {name} fits too."
 
 
-def _left_out(host: Host, purpose: Any) -> list[str]:
+def _left_out(host: Host, purpose: Purpose) -> list[str]:
     """Families of the catalogue, or single models of a family, that the engine does not run."""
     from app.residency.recommend import suited, why_not_run
     from store.catalog import distinct_models

@@ -34,7 +34,7 @@ _FURTHER = 3
 class FoundModel:
     """A repository of the hub; what the hub does not tell is None.
 
-    `stored_bytes` are the weights in safetensors files; a repository of GGUF files has many sizes.  `kind` is
+    `stored_bytes` are the weights in safetensors files; a repository of GGUF files alone has many sizes.  `kind` is
     "embed" or "rerank" for models that are made for that.
     """
 
@@ -77,13 +77,20 @@ def search_models(endpoint: str, words: str, limit: int, token: str | None, requ
         answer = _ask(endpoint, words, limit * _FURTHER, token, request)
         if answer.status != 200:
             raise ApiFailure(f"answered with HTTP status {answer.status}")
-        entries = msgspec.json.decode(answer.body, type=list[_Entry])
+        return SearchAnswer(endpoint, read_models(answer.body)[:limit])
     except (ApiFailure, msgspec.MsgspecError, RecursionError, ValueError) as error:
         reason = error if isinstance(error, ApiFailure) else "gave no usable answer to a search"
         raise HubUnreachable(f"{endpoint} {reason}; try again later.") from error
+
+
+def read_models(body: bytes) -> tuple[FoundModel, ...]:
+    """The repositories of an answer that hold weights which could be read, the most fetched first.
+
+    Raises MsgspecError or RecursionError for what is no list of repositories.
+    """
+    entries = msgspec.json.decode(body, type=list[_Entry])
     found = [model for entry in entries if (model := _model(entry))]
-    found.sort(key=lambda model: model.downloads or 0, reverse=True)
-    return SearchAnswer(endpoint, tuple(found[:limit]))
+    return tuple(sorted(found, key=lambda model: model.downloads or 0, reverse=True))
 
 
 def _ask(endpoint: str, words: str, limit: int, token: str | None, request: ApiRequest) -> ApiAnswer:
@@ -102,7 +109,7 @@ def _model(entry: _Entry) -> FoundModel | None:
     """A repository as far as it can be believed; None for one without a proper name or without weights to read."""
     tags = [tag for tag in _list(entry.tags) if isinstance(tag, str)]
     config, gguf = _mapping(entry.config), _mapping(entry.gguf)
-    is_gguf = bool(gguf) or "gguf" in tags
+    is_gguf = (bool(gguf) or "gguf" in tags) and "safetensors" not in tags
     if tags and not is_gguf and "safetensors" not in tags:
         return None
     try:

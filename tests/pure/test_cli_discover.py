@@ -167,6 +167,18 @@ def test_nothing_found_fails(capsys: pytest.CaptureFixture[str]) -> None:
     assert quire("search", " ") == 2
 
 
+def test_an_alias_of_a_family_that_does_not_run_is_known_all_the_same(
+    hub: FakeHub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    header = b'{"w":{"dtype":"BF16","shape":[8],"data_offsets":[0,16]}}'
+    config = {"model_type": "mistral", "architectures": ["MistralForCausalLM"]}
+    weights = len(header).to_bytes(8, "little") + header + bytes(16)
+    files = {"config.json": json.dumps(config).encode(), "tokenizer.json": b"{}", "model.safetensors": weights}
+    hub.add("mistralai/Mistral-7B-Instruct-v0.3", files)
+    assert quire("show", "mistral") == 0
+    assert "The architecture 'MistralForCausalLM' is not supported" in capsys.readouterr().err
+
+
 def test_recommend_shows_its_arithmetic(ram: None, capsys: pytest.CaptureFixture[str]) -> None:
     assert quire("recommend") == 0
     shown = capsys.readouterr()
@@ -178,15 +190,13 @@ def test_recommend_shows_its_arithmetic(ram: None, capsys: pytest.CaptureFixture
     assert "left out: gemma2, gemma3, mistral" in shown.err
 
 
-def test_recommend_tells_what_other_programs_leave(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_recommend_tells_what_is_free_now(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     memory = DeviceMemory("cuda:0", 24 * GIB, 8 * GIB)
     monkeypatch.setattr("app.residency.devices.measure", lambda _device: memory)
     assert quire("recommend") == 0
     shown = capsys.readouterr()
     assert shown.out.splitlines()[-1] == "Best: quire run qwen3:8b"
-    assert "other programs leave 14.6 GB; `quire run qwen3:4b-instruct-2507` fits beside them" in shown.err
+    assert "only 14.6 GB of that is free; `quire run qwen3:4b-instruct-2507` fits in that" in shown.err
 
 
 def test_recommend_for_another_machine(ram: None, capsys: pytest.CaptureFixture[str]) -> None:

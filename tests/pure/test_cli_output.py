@@ -78,3 +78,16 @@ def test_the_bar_takes_files_stages_and_markup(capsys: pytest.CaptureFixture[str
     assert "looking [for] it" in printed.err
     assert "a[b].gguf" in printed.err
     assert "1.0/1.0 kB" in printed.err
+
+
+def test_only_a_terminal_cuts_the_last_column(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "12")
+    write_table(("NAME", "GOOD FOR"), [("m", "long answers")], may_cut=True)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    write_table(("NAME", "GOOD FOR"), [("m", "long answers")], may_cut=True)
+    write_table(("NAME",), [("a long name of one",)])
+    assert capsys.readouterr().out.splitlines() == [
+        "NAME  GOOD FOR", "m     long answers", "NAME  GOOD F", "m     long a", "NAME", "a long name of one",
+    ]  # fmt: skip
