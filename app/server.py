@@ -56,7 +56,8 @@ from app.version import VERSION
 from store.chats_db import ChatsDb
 from store.database import DatabaseThread
 from store.errors import DatabaseUnusable
-from store.facts import ModelFacts, read_model_facts
+from store.facts import ModelFacts
+from store.known_facts import KnownFacts
 from store.models import InstalledModel, ModelStore
 from store.paths import DataRoot, user_paths
 from store.progress import CancelCheck, ProgressCallback, PullProgress
@@ -77,7 +78,6 @@ class Parts:
     database: Path
     jobs_journal: Path
     worker_command: tuple[str, ...] = WORKER_COMMAND
-    read_facts: Callable[[Path], ModelFacts] = read_model_facts
     measure_memory: Callable[[str], DeviceMemory] = measure
 
 
@@ -98,7 +98,6 @@ def real_parts(settings: Settings) -> Parts:
         runtime_dir=user_paths().runtime_dir,
         database=user_paths().database,
         jobs_journal=user_paths().state_dir / JOURNAL_NAME,
-        read_facts=config_facts if settings.load_format == "dummy" else read_model_facts,
     )
 
 
@@ -119,10 +118,11 @@ def build_daemon(settings: Settings, parts: Parts | None, *, request_shutdown: C
     """Compose everything; `request_shutdown` is what POST /api/shutdown calls.  Raises `DataRootUnusable`."""
     parts = real_parts(settings) if parts is None else parts
     models = ModelStore(parts.data_root, serves_paths=settings.binds_loopback)
+    facts = KnownFacts()
     metrics = Metrics()
     database = DatabaseThread(parts.database)
     usage = UsageRecorder(database)
-    supervisor = _supervisor(settings, parts, models, metrics, usage)
+    supervisor = _supervisor(settings, parts, models, facts, metrics, usage)
 
     def pull_if_it_can_run(
         request: PullRequest, on_progress: ProgressCallback, is_cancelled: CancelCheck
@@ -158,6 +158,7 @@ def build_daemon(settings: Settings, parts: Parts | None, *, request_shutdown: C
 
     dependencies = {
         "database": database,
+        "facts": facts,
         "settings": settings,
         "models": models,
         "instruments": metrics,
@@ -221,7 +222,7 @@ async def _end_leftovers(database: DatabaseThread) -> None:
 
 
 def _supervisor(
-    settings: Settings, parts: Parts, models: ModelStore, metrics: Metrics, usage: UsageRecorder
+    settings: Settings, parts: Parts, models: ModelStore, facts: KnownFacts, metrics: Metrics, usage: UsageRecorder
 ) -> Supervisor:
     loader = ModelLoader(
         settings,
@@ -236,7 +237,7 @@ def _supervisor(
         loader,
         metrics,
         find_model=models.find,
-        read_facts=parts.read_facts,
+        read_facts=config_facts if settings.load_format == "dummy" else facts.read,
         measure_memory=parts.measure_memory,
     )
 

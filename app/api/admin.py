@@ -33,7 +33,7 @@ from app.schema.admin import (
 from app.translate.admin import installed_entry, load_line, model_card
 from app.translate.running import running_entries
 from store.errors import StoreError
-from store.facts import read_model_facts
+from store.known_facts import KnownFacts
 from store.models import InstalledModel, ModelStore
 from store.removal import plan_removal, remove
 
@@ -41,11 +41,11 @@ PROGRESS = {200: ResponseSpec(ProgressLine, description="JSON lines; the last on
 
 
 @get("/tags")
-async def list_installed(models: ModelStore) -> InstalledModels:
+async def list_installed(models: ModelStore, facts: KnownFacts) -> InstalledModels:
     """The installed models."""
 
     def entries() -> tuple[InstalledModelEntry, ...]:
-        return tuple(_installed_entry(model) for model in models.list())
+        return tuple(_installed_entry(model, facts) for model in models.list())
 
     return InstalledModels(await asyncio.to_thread(entries))
 
@@ -57,10 +57,10 @@ async def list_running(supervisor: Supervisor) -> RunningModels:
 
 
 @post("/show", dto=JsonBody, status_code=200)
-async def show_model(data: ModelRequest, models: ModelStore) -> ModelCardDetails:
+async def show_model(data: ModelRequest, models: ModelStore, facts: KnownFacts) -> ModelCardDetails:
     def card() -> ModelCardDetails:
         installed = models.find(data.model)
-        return model_card(installed, read_model_facts(installed.path))
+        return model_card(installed, facts.read(installed.path))
 
     return await asyncio.to_thread(card)
 
@@ -99,9 +99,9 @@ def _json_lines(lines: AsyncGenerator[bytes, None]) -> EventStream:
     return EventStream(lines, media_type="application/x-ndjson", encode_error=json_line)
 
 
-def _installed_entry(model: InstalledModel) -> InstalledModelEntry:
+def _installed_entry(model: InstalledModel, facts: KnownFacts) -> InstalledModelEntry:
     try:
-        return installed_entry(model, read_model_facts(model.path))
+        return installed_entry(model, facts.read(model.path))
     except StoreError:
         return installed_entry(model, None)
 
