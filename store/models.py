@@ -315,5 +315,9 @@ def _not_installed(name: ModelName, missing: Sequence[Path]) -> str:
 def unknown_alias(name: ModelName) -> str:
     """The sentence for an alias that the catalogue does not have."""
     similar = catalog.similar_names(name.text)
-    hint = f"did you mean {' or '.join(similar)}?" if similar else "name a hub model as `quire pull organisation/name`."
-    return f"No model is called {name.text}; {hint}"
+    if similar:
+        return f"No model is called {name.text}; did you mean {' or '.join(similar)}?"
+    return (
+        f"No model is called {name.text}; `quire search {name.text.partition(':')[0]}` looks for it, and "
+        "`quire pull organisation/name` gets one of the hub."
+    )
