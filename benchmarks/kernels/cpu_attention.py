@@ -91,13 +91,13 @@ class Layers:
         started = time.perf_counter()
         for layer in range(self.count):
             backend.attend(layer, self._qkv, Rotation(cos, sin), None)
+        self._program = recorder.finish()
+        self.compile_s = time.perf_counter() - started
         for handle, value in ((self._qkv, 0.1), (cos, 0.6), (sin, 0.8)):
             recorder.view(handle).fill_(value)
         slots = np.ctypeslib.as_array((ctypes.c_int64 * MAX_TOKENS).from_address(recorder.slots))
         self._slots, self._records = slots, recorder.sequence_records
         self._recorder, self._team = recorder, team
-        self._program = recorder.finish()
-        self.compile_s = time.perf_counter() - started
 
     def time_us(self, case: Case, seconds: float) -> float:
         """The fastest step, per layer."""

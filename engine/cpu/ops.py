@@ -14,7 +14,7 @@ import torch
 
 from engine.cpu import catalogue
 from engine.cpu.activations import FLOAT_GROUP, GROUP, float_row_bytes, packed_row_bytes
-from engine.cpu.program import Recorder, Scratch, float_bits
+from engine.cpu.program import Recorder, float_bits
 from engine.layers.packed_floats import FLOAT_DTYPES, FloatMatrix
 from engine.layers.packed_weight import PackedMatrix, PackedWeight
 
@@ -78,7 +78,7 @@ class CompiledOps:
             recorder.address(norm_weight),
             float_bits(eps),
             columns,
-            packed.address,
+            packed,
             rows,
         )
         return self._multiply(packed, rows, weight, bias), total
@@ -89,7 +89,7 @@ class CompiledOps:
         packed = recorder.scratch(_activation_bytes(weight), rows)
         source = recorder.address(hidden), recorder.stride(hidden)
         kernel = catalogue.pack_kernel() if weight.is_quantized else catalogue.plain_floats_kernel()
-        recorder.add(kernel, *source, weight.in_features, packed.address, rows)
+        recorder.add(kernel, *source, weight.in_features, packed, rows)
         return self._multiply(packed, rows, weight, bias)
 
     def gated_linear(self, gate_up: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None) -> torch.Tensor:
@@ -98,7 +98,7 @@ class CompiledOps:
         packed = recorder.scratch(_activation_bytes(weight), rows)
         source = recorder.address(gate_up), recorder.stride(gate_up)
         kernel = catalogue.gate_pack_kernel() if weight.is_quantized else catalogue.gate_floats_kernel()
-        recorder.add(kernel, *source, weight.in_features, packed.address, rows)
+        recorder.add(kernel, *source, weight.in_features, packed, rows)
         return self._multiply(packed, rows, weight, bias)
 
     def add(self, hidden: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
@@ -127,7 +127,7 @@ class CompiledOps:
         )
         return cos, sin
 
-    def _multiply(self, packed: Scratch, rows: int, weight: PackedWeight, bias: torch.Tensor | None) -> torch.Tensor:
+    def _multiply(self, packed: int, rows: int, weight: PackedWeight, bias: torch.Tensor | None) -> torch.Tensor:
         recorder = self._recording
         output = recorder.buffer(weight.out_features, rows)
         stride = recorder.stride(output)
@@ -140,7 +140,7 @@ class CompiledOps:
                 kernel = catalogue.float_matrix_kernel(_format(matrix))
             recorder.add(
                 kernel,
-                packed.address,
+                packed,
                 recorder.address(matrix.data),
                 bias_address + offset,
                 recorder.address(output) + offset,

@@ -1,9 +1,9 @@
 """`Recorder` and `Program`: a step as a fixed list of instructions over preallocated buffers.
 
 While a model's forward is recorded, tensors are handles: they live on torch's meta device, hold no values,
-and stand for a buffer.  The memory of a buffer is used again when its handle dies, as torch's allocator does
-while a CUDA graph is captured.  An operation that is not recorded gives a meta tensor that is no handle, which
-the next recorded one refuses.  Knows no kernel; `engine.cpu.ops` and the attention backend record with it.
+and stand for a buffer.  Buffers have numbers until recording ends; then those that are in use at different times
+get the same memory.  An operation that is not recorded gives a meta tensor that is no handle, which the next
+recorded one refuses.  Knows no kernel; `engine.cpu.ops` and the attention backend record with it.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from engine.cpu.activations import LANES
+from engine.cpu.arena import ALIGNMENT, Piece, place
 from engine.cpu.code_cache import kernel_address
 from engine.cpu.kernel import Kernel
 from engine.cpu.step import NUM_SAMPLES, NUM_TOKENS, SAMPLE_FIELDS, SEQUENCE_FIELDS
@@ -25,8 +26,11 @@ from engine.cpu.team import CLAIMED, INSIDE, PROGRAM_COLUMNS, Team
 
 ARGUMENTS = 16
 _FLOAT_BYTES = 4
-_ALIGNMENT = 64
 _SET_STRIDE = 1024
+_BUFFERS = 1 << 62
+"""Where the addresses of buffers without memory begin: beyond any other argument of a kernel."""
+_BUFFER_BYTES = 1 << 40
+"""From one of those addresses to the next: more than any buffer takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +108,9 @@ class Recorder:
         self._memory: list[object] = []
         self._instructions: list[tuple[Kernel, tuple[int, ...]]] = []
         self._buffers: dict[int, _Buffer] = {}
-        self._free: list[tuple[int, int]] = []
+        self._sizes: list[tuple[int, int]] = []
+        self._offsets: list[int] = []
+        self._arena = 0
         self._zeros = (0, 0)
         self.sequence_records = np.zeros((self.max_sequences, SEQUENCE_FIELDS), dtype=np.int32)
         self.sample_records = np.zeros((self.max_samples, SAMPLE_FIELDS), dtype=np.int32)
@@ -121,17 +127,11 @@ class Recorder:
         """A handle of float32 [max_tokens, columns], or [max_samples, columns] for `rows` NUM_SAMPLES."""
         stride = _spread(_round_up(columns, LANES) * _FLOAT_BYTES)
         num_rows = self._num_rows(rows)
-        address, size = self._take(num_rows * stride)
-        handle = self._handle((num_rows, columns), _Buffer(address, stride, rows))
-        weakref.finalize(handle, self._free.append, (size, address))
-        return handle
+        return self._handle((num_rows, columns), _Buffer(self._reserve(num_rows * stride), stride, rows))
 
-    def scratch(self, bytes_per_row: int, rows: int = NUM_TOKENS) -> Scratch:
-        """Memory without a shape, used again when the object dies."""
-        address, size = self._take(self._num_rows(rows) * bytes_per_row)
-        scratch = Scratch(address)
-        weakref.finalize(scratch, self._free.append, (size, address))
-        return scratch
+    def scratch(self, bytes_per_row: int, rows: int = NUM_TOKENS) -> int:
+        """The address of memory without a shape, for instructions that follow one another."""
+        return self._reserve(self._num_rows(rows) * bytes_per_row)
 
     def address(self, tensor: torch.Tensor) -> int:
         """Of a handle's buffer, or of a tensor on the CPU, which the program then keeps alive."""
@@ -150,13 +150,13 @@ class Recorder:
 
     def workspace(self, num_bytes: int) -> int:
         """The address of zeroed memory that lives as long as the program."""
-        memory = np.zeros(num_bytes + _ALIGNMENT, dtype=np.uint8)
+        memory = np.zeros(num_bytes + ALIGNMENT, dtype=np.uint8)
         self._memory.append(memory)
-        return _round_up(memory.ctypes.data, _ALIGNMENT)
+        return _round_up(memory.ctypes.data, ALIGNMENT)
 
     def padded(self, values: torch.Tensor) -> int:
         """The address of a copy of float32 [n] with zeros behind it, up to a whole vector."""
-        address = self.workspace(_round_up(values.nbytes, _ALIGNMENT))
+        address = self.workspace(_round_up(values.nbytes, ALIGNMENT))
         _floats(address, len(values))[:] = values.numpy()
         return address
 
@@ -172,27 +172,47 @@ class Recorder:
         self._instructions.append((kernel, arguments))
 
     def finish(self) -> Program:
-        """What was recorded."""
-        return Program(self._instructions, self._memory, self._code_folder)
+        """What was recorded, with memory for all buffers; those of living handles keep what the program writes."""
+        self._offsets, num_bytes = place(self._lives())
+        self._arena = self.workspace(num_bytes)
+        placed = [(kernel, tuple(map(self._placed, arguments))) for kernel, arguments in self._instructions]
+        return Program(placed, self._memory, self._code_folder)
 
     def view(self, handle: torch.Tensor) -> torch.Tensor:
-        """The memory of a buffer, as float32 of the handle's shape."""
+        """The memory of a buffer in the finished program, as float32 of the handle's shape."""
+        assert self._offsets, "buffers have no memory before the program is finished"
         buffer = self._buffer_of(handle)
         num_rows, columns = handle.shape
-        floats = buffer.stride // _FLOAT_BYTES
-        return torch.from_numpy(_floats(buffer.address, num_rows * floats)).view(num_rows, floats)[:, :columns]
+        row_floats = buffer.stride // _FLOAT_BYTES
+        floats = torch.from_numpy(_floats(self._placed(buffer.address), num_rows * row_floats))
+        return floats.view(num_rows, row_floats)[:, :columns]
 
     def _num_rows(self, rows: int) -> int:
         return self.max_samples if rows == NUM_SAMPLES else self.max_tokens
 
-    def _take(self, size: int) -> tuple[int, int]:
-        """Memory of at least `size` bytes: the smallest free piece that is not much larger, else a new one."""
-        fitting = [piece for piece in self._free if size <= piece[0] <= 2 * size]
-        if fitting:
-            piece = min(fitting)
-            self._free.remove(piece)
-            return piece[1], piece[0]
-        return self.workspace(size), size
+    def _reserve(self, num_bytes: int) -> int:
+        """The address of a new buffer, of which only instructions and `_placed` make anything."""
+        self._sizes.append((num_bytes, len(self._instructions)))
+        return _BUFFERS + (len(self._sizes) - 1) * _BUFFER_BYTES
+
+    def _lives(self) -> list[Piece]:
+        """Each buffer from when it was made until it is last used, or to the end if its handle lives."""
+        last = [first for _, first in self._sizes]
+        for index, (_, arguments) in enumerate(self._instructions):
+            for argument in arguments:
+                if argument >= _BUFFERS:
+                    last[(argument - _BUFFERS) // _BUFFER_BYTES] = index
+        for buffer in self._buffers.values():
+            if buffer.address >= _BUFFERS:
+                last[(buffer.address - _BUFFERS) // _BUFFER_BYTES] = len(self._instructions)
+        return [Piece(num_bytes, first, end) for (num_bytes, first), end in zip(self._sizes, last, strict=True)]
+
+    def _placed(self, argument: int) -> int:
+        """An argument of an instruction, with buffers where they are."""
+        if argument < _BUFFERS:
+            return argument
+        number, within = divmod(argument - _BUFFERS, _BUFFER_BYTES)
+        return self._arena + self._offsets[number] + within
 
     def _handle(self, shape: tuple[int, ...], buffer: _Buffer) -> torch.Tensor:
         handle = torch.empty(shape, dtype=torch.float32, device="meta")
@@ -212,15 +232,6 @@ def float_bits(number: float) -> int:
     return int.from_bytes(struct.pack("<f", number), "little")
 
 
-class Scratch:
-    """Memory between two instructions of one operation."""
-
-    __slots__ = ("__weakref__", "address")
-
-    def __init__(self, address: int) -> None:
-        self.address = address
-
-
 def _floats(address: int, count: int) -> np.ndarray:
     """float32 [count] at `address`; its memory is kept alive elsewhere."""
     return np.ctypeslib.as_array((ctypes.c_float * count).from_address(address))
@@ -228,7 +239,7 @@ def _floats(address: int, count: int) -> np.ndarray:
 
 def _spread(stride: int) -> int:
     """A row stride that does not put the same column of all rows into one set of a first-level cache."""
-    return stride if stride % _SET_STRIDE else stride + _ALIGNMENT
+    return stride if stride % _SET_STRIDE else stride + ALIGNMENT
 
 
 def _round_up(number: int, multiple: int) -> int:

@@ -61,8 +61,8 @@ class RecordedSteps:
         scores = recorder.address(logits), recorder.stride(logits), logits.shape[1]
         results = recorder.address(self._likeliest), recorder.samples, recorder.positions
         recorder.add(likeliest_kernel(), *scores, *results, *known, row_length)
-        self._logits = recorder.view(logits)
         self.program = recorder.finish()
+        self._logits = recorder.view(logits)
 
     def capture_wanted(self) -> None:
         """Nothing is ever wanted: the one program serves every step."""

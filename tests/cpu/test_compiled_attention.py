@@ -93,10 +93,10 @@ class Recorded:
         rotation = Rotation(recorder.buffer(head_dim // 2), recorder.buffer(head_dim // 2))
         self.backend.record_on(recorder)
         output = self.backend.attend(1, qkv, rotation, norms)
+        self.program = recorder.finish()
         handles = (qkv, rotation.cos, rotation.sin, output)
         self.qkv, self.cos, self.sin, self.output = (recorder.view(handle) for handle in handles)
         self.slots = torch.frombuffer(_bytes_at(recorder.slots, 8 * recorder.max_tokens), dtype=torch.int64)
-        self.program = recorder.finish()
 
     def attend(self, batch: Batch, team: Team | None = None) -> list[torch.Tensor]:
         """Store what comes before the step, run the step, and return its output by sequence."""

@@ -43,9 +43,9 @@ class Recording:
         handles = [recorder.buffer(width) for width in columns]
         with ops.recording(recorder):
             outputs = operation(ops, *handles)
+        self._program = recorder.finish()
         self._inputs = [recorder.view(handle) for handle in handles]
         self._outputs = [recorder.view(output) for output in outputs]
-        self._program = recorder.finish()
         self._team = TEAMS[size]
 
     def run(self, *values: torch.Tensor) -> list[torch.Tensor]:
@@ -170,13 +170,13 @@ def test_every_number_of_a_format_is_read_exactly(dtype: torch.dtype) -> None:
     recorder = Recorder(Capacity(len(values), 4, 4), NO_ROWS, 2)
     ops = CompiledOps()
     with ops.recording(recorder):
-        output = recorder.view(ops.embed(recorder.token_id_handle, matrix))
+        output = ops.embed(recorder.token_id_handle, matrix)
     token_ids = np.arange(len(values), dtype=np.int32)[::-1].copy()
     ctypes.memmove(recorder.token_ids, token_ids.ctypes.data, token_ids.nbytes)
     step = np.zeros(STEP_SIZE, dtype=np.int64)
     step[NUM_TOKENS] = len(values)
     recorder.finish().run(TEAMS[2], step)
-    assert torch.equal(output[: len(values)], values.float().flip(0))
+    assert torch.equal(recorder.view(output)[: len(values)], values.float().flip(0))
 
 
 @pytest.mark.parametrize("dtype", FLOAT_DTYPES, ids=str)

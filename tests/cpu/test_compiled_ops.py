@@ -54,9 +54,9 @@ class Recording:
         handles = [recorder.buffer(width) for width in columns]
         with ops.recording(recorder):
             outputs = operation(ops, *handles)
+        self._program: Program = recorder.finish()
         self._inputs = [recorder.view(handle) for handle in handles]
         self._outputs = [recorder.view(output) for output in outputs]
-        self._program: Program = recorder.finish()
         self._team = Team(size)
 
     def run(self, *values: torch.Tensor) -> list[torch.Tensor]:
@@ -178,12 +178,12 @@ def test_embedding_looks_rows_up_exactly(bits, is_symmetric):
     recorder = Recorder(Capacity(MAX_TOKENS, 4, 4), NO_ROWS, 2)
     ops = CompiledOps()
     with ops.recording(recorder):
-        output = recorder.view(ops.embed(recorder.token_id_handle, table))
+        output = ops.embed(recorder.token_id_handle, table)
     int32s_at(recorder.token_ids, 37)[:] = np.arange(37)[::-1]
     step = np.zeros(STEP_SIZE, dtype=np.int64)
     step[NUM_TOKENS] = 37
     recorder.finish().run(Team(2), step)
-    torch.testing.assert_close(output[:37], table.dequantize().flip(0), atol=0, rtol=1e-6)
+    torch.testing.assert_close(recorder.view(output)[:37], table.dequantize().flip(0), atol=0, rtol=1e-6)
 
 
 def test_an_operation_that_is_not_recorded_is_refused():
@@ -194,14 +194,23 @@ def test_an_operation_that_is_not_recorded_is_refused():
         ops.add(handle * 2, handle)
 
 
-def test_memory_is_used_again_when_its_handle_dies():
+def test_buffers_in_use_at_different_times_share_memory():
     recorder = Recorder(Capacity(16, 4, 4), NO_ROWS, 1)
+    ops = CompiledOps()
     first = recorder.buffer(64)
-    address = recorder.address(first)
-    second = recorder.buffer(64)
-    assert recorder.address(second) != address
-    del first
-    assert recorder.address(recorder.buffer(48)) == address
+    with ops.recording(recorder):
+        total = first
+        for _ in range(7):
+            total = ops.add(total, total)
+    program = recorder.finish()
+    recorder.view(first).fill_(1)
+    step = np.zeros(STEP_SIZE, dtype=np.int64)
+    step[NUM_TOKENS] = 16
+    program.run(Team(1), step)
+    assert torch.equal(recorder.view(first), torch.ones(16, 64)), "its handle lives, so its memory is its own"
+    assert torch.equal(recorder.view(total), torch.full((16, 64), 2.0**7))
+    places = sorted(recorder.view(handle).data_ptr() for handle in (first, total))
+    assert places[1] - places[0] <= 2 * 16 * recorder.stride(first), "all between share two places"
 
 
 @pytest.mark.parametrize(
