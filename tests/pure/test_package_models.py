@@ -187,11 +187,11 @@ def test_no_damaged_wheel_does_more_than_fail(noise: bytes, at: int, replacement
             wheel = Path(directory, "w.whl")
             wheel.write_bytes(content)
             try:
-                members = read_contents(wheel).members
-                extract(members[:1], Path(directory, "out"), "m", Reporter(lambda _: None, lambda: False))
-            except (BrokenFile, IndexError):
+                members = read_contents(wheel).members[:1]
+                extract(members, Path(directory, "out"), "m", Reporter(lambda _: None, lambda: False))
+            except BrokenFile:
                 continue
-            assert members[0].size_bytes == Path(directory, "out").stat().st_size
+            assert sum(member.size_bytes for member in members) == Path(directory, "out").stat().st_size
 
 
 def test_a_version_that_nobody_has(root: DataRoot, wheels: Path) -> None:
