@@ -78,7 +78,7 @@ def _which_model(settings: Settings) -> str:
 
     largest = recommended_name(settings)
     further = (
-        f", and `quire run {largest}` is the largest that fits this machine (`quire recommend`)" if largest else ""
+        f", and `quire run {largest}` is the largest that fits this machine (see `quire recommend`)" if largest else ""
     )
     return f"No model was named; `quire run starter` is small enough to run anywhere{further}."
 

@@ -79,7 +79,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [("nonsense",), ("run",), ("pull",), ("rm",), ("stop",), ("stop", "m", "--all"), ("serve", "--port", "x")],
+    [("nonsense",), ("pull",), ("rm",), ("stop",), ("stop", "m", "--all"), ("serve", "--port", "x")],
 )
 def test_wrong_usage_exits_2(arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     assert quire(*arguments) == 2
