@@ -10,12 +10,12 @@ import getpass
 import os
 import shutil
 import stat
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from store.background import in_background
 from store.known_roots import MARKER_NAME, mount_of
 from store.paths import platform_data_root
 
@@ -172,16 +172,8 @@ def read_disks() -> list[Disk]:
     if all(mount.path != home for mount in mounts):
         # Some sandboxes hide what is mounted.
         mounts.append(Mount(home, "", "unknown"))
-    disks = []
-    for mount in usable_mounts(mounts, home):
-        if mount.is_network:
-            # A server that is gone would block the question for ever.
-            disk = _within(_NETWORK_TIMEOUT_S, partial(_read_disk, mount, home))
-        else:
-            disk = _read_disk(mount, home)
-        if disk is not None:
-            disks.append(disk)
-    return disks
+    disks = [_read_disk_in_time(mount, home) for mount in usable_mounts(mounts, home)]
+    return [disk for disk in disks if disk is not None]
 
 
 def free_bytes_at(path: Path) -> int:
@@ -189,6 +181,16 @@ def free_bytes_at(path: Path) -> int:
     while not path.exists() and path != path.parent:
         path = path.parent
     return shutil.disk_usage(path).free
+
+
+def _read_disk_in_time(mount: Mount, home: Path) -> Disk | None:
+    if not mount.is_network:
+        return _read_disk(mount, home)
+    try:
+        # A server that is gone would block the question for ever.
+        return in_background(partial(_read_disk, mount, home)).result(_NETWORK_TIMEOUT_S)
+    except TimeoutError:
+        return None
 
 
 def _read_disk(mount: Mount, home: Path) -> Disk | None:
@@ -224,14 +226,6 @@ def _block_device(mount: Mount) -> Path:
     except (OSError, ValueError):
         pass
     return Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}")
-
-
-def _within(timeout_s: float, measure: Callable[[], Disk | None]) -> Disk | None:
-    found: list[Disk | None] = []
-    thread = threading.Thread(target=lambda: found.append(measure()), daemon=True)
-    thread.start()
-    thread.join(timeout_s)
-    return found[0] if found else None
 
 
 def _is_system_place(path: Path) -> bool:

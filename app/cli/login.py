@@ -6,7 +6,6 @@ The hub's token lies where `hf auth login` keeps it, so either tool's login serv
 from __future__ import annotations
 
 import sys
-import time
 from typing import Annotated
 
 import typer
@@ -28,8 +27,7 @@ def login(
     from store.errors import HubUnreachable
     from store.hub_token import store_hub_token, store_mirror_token
     from store.paths import user_paths
-    from store.sources.hub import account_name
-    from store.sources.json_api import ApiRequest
+    from store.sources.hub_account import account_name
 
     settings = load_settings()
     hub = settings.hub_endpoint.rstrip("/")
@@ -40,8 +38,7 @@ def login(
     try:
         if settings.hub_offline:
             raise HubUnreachable(f"offline mode is on ({settings.origin('hub_offline')}).")
-        request = ApiRequest(timeout_s=_ANSWER_S, deadline_s=time.monotonic() + _ANSWER_S)
-        account = f"You are {account_name(address, secret, request)} at {address}."
+        account = f"You are {account_name(address, secret, _ANSWER_S)} at {address}."
     except HubUnreachable as error:
         account = f"The token was not checked: {error.reason}."
     if address == hub:

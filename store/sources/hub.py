@@ -51,10 +51,6 @@ class _TreeEntry(msgspec.Struct):
     lfs: _Lfs | None = None
 
 
-class _Account(msgspec.Struct):
-    name: str
-
-
 def list_repo(
     endpoint: str, repo: RepoId, revision: Revision | None, token: str | None, request: ApiRequest
 ) -> RepoListing:
@@ -89,20 +85,6 @@ def list_repo(
         license=license_name if isinstance(license_name, str) else None,
         is_gated=bool(info.gated),
     )
-
-
-def account_name(endpoint: str, token: str, request: ApiRequest) -> str:
-    """Whose token it is.  Raises AccessDenied (nobody's) or HubUnreachable."""
-    try:
-        answer = get(f"{endpoint}/api/whoami-v2", token, request)
-        if answer.status in (401, 403):
-            raise AccessDenied(f"{endpoint} does not know this token; copy it again from {endpoint}/settings/tokens.")
-        if answer.status != 200:
-            raise ApiFailure(f"answered with HTTP status {answer.status}")
-        return msgspec.json.decode(answer.body, type=_Account).name
-    except (ApiFailure, msgspec.MsgspecError, ValueError) as error:
-        reason = error if isinstance(error, ApiFailure) else "does not say whose token this is"
-        raise HubUnreachable(f"{endpoint} {reason}; try again later.") from error
 
 
 def _ask(endpoint: str, path: str, token: str | None, request: ApiRequest) -> ApiAnswer:
