@@ -193,7 +193,7 @@ class Jobs:
         if job in self._queue:
             self._queue.remove(job)
         job.state = state
-        outcome = ShuttingDown(_stopped(job, "is stopping with the daemon")) if self._is_draining else _outcome(job)
+        outcome = ShuttingDown(_stopped(job, "stopped with the daemon")) if self._is_draining else _outcome(job)
         job.end(state, error or outcome)
         ended = [each for each in self._jobs.values() if each.state in ("done", "failed", "cancelled")]
         for oldest in sorted(ended, key=lambda each: each.ended_at or 0.0)[:-MAX_ENDED]:

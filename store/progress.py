@@ -57,10 +57,15 @@ class Reporter:
     def say(self, status: str) -> None:
         self._on_progress(PullProgress(status=status))
 
-    def expect(self, sizes: Mapping[str, int]) -> None:
-        """Files, by label, that the whole consists of; more may be added as they become known."""
+    def expect(self, sizes: Mapping[str, int], arrived: Mapping[str, int] | None = None) -> None:
+        """Files, by label, that the whole consists of, and how much of each is here already, in bytes.
+
+        More may be added as they become known.
+        """
         for file, size_bytes in sizes.items():
-            self._files.setdefault(file, _Counted(size_bytes)).total_bytes = size_bytes
+            counted = self._files.setdefault(file, _Counted(size_bytes))
+            counted.total_bytes = size_bytes
+            counted.done_bytes = max(counted.done_bytes, (arrived or {}).get(file, 0))
 
     def count(self, status: str, file: str, done_bytes: int, total_bytes: int) -> None:
         """Report bytes of one file; reports between its first and last of one status may be dropped."""

@@ -159,7 +159,9 @@ class _Pull:
 
         folder = self._folder(plan.wanted)
         missing = [same[0] for same in twins.values()]
-        self.reporter.expect({file.path: file.size_bytes for file in missing})
+        self.reporter.expect(
+            {file.path: file.size_bytes for file in missing}, {file.path: file.partial_bytes for file in missing}
+        )
         small = [file.remote for file in missing if not _is_weights(file)]
         weights = [file.remote for file in missing if _is_weights(file)]
         if small:

@@ -15,6 +15,7 @@ from app.cli import (
     disk,
     disk_move,
     installed,
+    jobs,
     login,
     prune,
     pull,
@@ -56,6 +57,7 @@ def _options(
 
 application.command("run")(run.run)
 application.command("pull")(pull.pull)
+application.command("jobs")(jobs.jobs)
 application.command("login")(login.login)
 application.command("logout")(login.logout)
 application.command("search")(discover.search)

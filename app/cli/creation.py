@@ -86,7 +86,6 @@ def _pull_if_missing(settings: Settings, store: ModelStore, name: str) -> None:
     try:
         asyncio.run(pull_model(open_client(settings), name, json_output=False))
     except KeyboardInterrupt:
-        notice(f"Paused; the same command goes on from here, and so does `quire pull {name}`.")
         raise typer.Exit(INTERRUPTED_EXIT_CODE) from None
 
 

@@ -87,6 +87,17 @@ def format_bytes(size_bytes: int) -> str:
     return f"{size:.1f} TB"
 
 
+def format_duration(seconds: float) -> str:
+    """100 → "1 min 40 s", 0.3 → "less than a second"."""
+    if seconds < 1:
+        return "less than a second"
+    minutes, left_s = divmod(round(seconds), 60)
+    if minutes == 0:
+        return f"{left_s} s"
+    hours, left_min = divmod(minutes, 60)
+    return f"{hours} h {left_min} min" if hours else f"{minutes} min {left_s} s"
+
+
 def format_age(timestamp: str, *, now: datetime | None = None) -> str:
     """An RFC 3339 time → "3 days ago"."""
     elapsed_s = ((now or datetime.now(UTC)) - datetime.fromisoformat(timestamp)).total_seconds()

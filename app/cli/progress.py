@@ -1,22 +1,23 @@
 """Progress of downloads and of loading, as fits where it goes.
 
-A terminal gets a bar with rate and time left for downloads (`BarView`), one overwritten line
+A terminal gets bars with rate and time left for downloads (`app.cli.bars`), one overwritten line
 for loading (`LineView`: importing rich would take longer than many a load); anything else gets
 a line now and then (`PlainView`, `StageView`); `--json` gets every event on stdout (`JsonView`).
+`Tally` measures a download for the sentence after it.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncGenerator
+import time
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Protocol
 
-from app.cli.output import format_bytes, notice, write_json_line
+from app.cli.output import format_bytes, format_duration, notice, write_json_line
+from app.transfer_rate import RateMeter
 
 if TYPE_CHECKING:
-    from rich.progress import TaskID
-
     from app.schema.admin import ProgressLine
 
 _PLAIN_STEP_PERCENT = 10
@@ -45,12 +46,42 @@ def pull_view(*, json_output: bool) -> ProgressView:
     """The view of a download."""
     if json_output:
         return JsonView()
-    return BarView() if sys.stderr.isatty() else PlainView()
+    if not sys.stderr.isatty():
+        return PlainView()
+    from app.cli.bars import BarView
+
+    return BarView()
 
 
 def load_view() -> ProgressView:
     """The view of loading a model into memory."""
     return LineView() if sys.stderr.isatty() else StageView()
+
+
+class Tally:
+    """How many bytes came while somebody looked on, and in what time."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._first: tuple[float, int] | None = None
+        self._last = (0.0, 0)
+
+    async def of(self, events: AsyncGenerator[ProgressLine, None]) -> AsyncGenerator[ProgressLine, None]:
+        """The same events, counted."""
+        async with aclosing(events):
+            async for line in events:
+                if line.all_total:
+                    self._last = (self._clock(), line.all_completed)
+                    self._first = self._first or self._last
+                yield line
+
+    def summary(self) -> str:
+        """` (94 MB in 12 s, 7.8 MB/s)`; empty if nothing came."""
+        if self._first is None or self._last[1] <= self._first[1]:
+            return ""
+        elapsed_s, num_bytes = self._last[0] - self._first[0], self._last[1] - self._first[1]
+        rate = f", {format_bytes(round(num_bytes / elapsed_s))}/s" if elapsed_s >= 0.1 else ""
+        return f" ({format_bytes(num_bytes)} in {format_duration(elapsed_s)}{rate})"
 
 
 class JsonView:
@@ -64,20 +95,45 @@ class JsonView:
 
 
 class PlainView:
-    """A line for each new stage or file, and for each tenth of it."""
+    """A line for each new stage, and for each tenth of the whole; of each file where the whole is not known."""
 
-    def __init__(self) -> None:
-        self._shown: tuple[str, str | None, int] | None = None
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._status = ""
+        self._stage: str | None = None
+        self._steps: dict[str | None, int] = {}
+        self._rate = RateMeter(clock=clock)
 
     def show(self, line: ProgressLine) -> None:
-        percent = _percent(line)
-        step = (line.status, line.file, percent - percent % _PLAIN_STEP_PERCENT)
-        if step != self._shown:
-            self._shown = step
+        if not line.total:
+            if line.status != self._status:
+                self._status = line.status
+                notice(line.status)
+        elif line.all_total:
+            self._show_whole(line)
+        elif self._is_next_step(f"{line.status} {line.file}", _percent(line.completed, line.total)):
             notice(_describe(line))
 
     def close(self) -> None:
         pass
+
+    def _show_whole(self, line: ProgressLine) -> None:
+        # Files are verified while others still arrive.
+        if self._stage is None or line.status != "verifying":
+            self._stage = line.status
+        self._rate.add(line.all_completed)
+        percent = _percent(line.all_completed, line.all_total)
+        if percent >= _PLAIN_STEP_PERCENT and self._is_next_step(None, percent):
+            left_s = self._rate.seconds_left(line.all_total - line.all_completed)
+            text = f"{self._stage}: {_sizes(line.all_completed, line.all_total)}"
+            if left_s is not None and line.all_completed < line.all_total:
+                text += f", {format_bytes(self._rate.bytes_per_s)}/s, {format_duration(left_s)} left"
+            notice(text)
+
+    def _is_next_step(self, what: str | None, percent: int) -> bool:
+        step = percent - percent % _PLAIN_STEP_PERCENT
+        is_next = step > self._steps.get(what, -1)
+        self._steps[what] = max(step, self._steps.get(what, -1))
+        return is_next
 
 
 class StageView:
@@ -107,44 +163,12 @@ class LineView:
         sys.stderr.flush()
 
 
-class BarView:
-    """A bar for each file: bytes, rate, time left."""
-
-    def __init__(self) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-        from rich.progress import TransferSpeedColumn as RateColumn
-
-        console = Console(stderr=True)
-        self._progress = Progress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=None),
-            DownloadColumn(),
-            RateColumn(),
-            TimeRemainingColumn(compact=True),
-            console=console,
-            expand=True,
-        )
-        self._tasks: dict[str, TaskID] = {}
-        self._status = ""
-        self._progress.start()
-
-    def show(self, line: ProgressLine) -> None:
-        if line.file is None or line.total == 0:
-            if line.status != self._status:
-                self._status = line.status
-                self._progress.console.print(line.status, markup=False, highlight=False)
-            return
-        if line.file not in self._tasks:
-            self._tasks[line.file] = self._progress.add_task(line.file, total=line.total, completed=line.completed)
-        self._progress.update(self._tasks[line.file], total=line.total, completed=line.completed)
-
-    def close(self) -> None:
-        self._progress.stop()
+def _percent(completed: int, total: int) -> int:
+    return 100 * completed // total if total else 0
 
 
-def _percent(line: ProgressLine) -> int:
-    return 100 * line.completed // line.total if line.total else 0
+def _sizes(completed: int, total: int) -> str:
+    return f"{format_bytes(completed)} of {format_bytes(total)} ({_percent(completed, total)} %)"
 
 
 def _describe(line: ProgressLine) -> str:
@@ -152,6 +176,5 @@ def _describe(line: ProgressLine) -> str:
     if not line.total:
         return line.status
     if line.file is None:
-        return f"{line.status}: {_percent(line)} %"
-    sizes = f"{format_bytes(line.completed)} of {format_bytes(line.total)}"
-    return f"{line.status} {line.file}: {sizes} ({_percent(line)} %)"
+        return f"{line.status}: {_percent(line.completed, line.total)} %"
+    return f"{line.status} {line.file}: {_sizes(line.completed, line.total)}"

@@ -14,8 +14,8 @@ import typer
 from app.cli.connection import open_client
 from app.cli.failure import INTERRUPTED_EXIT_CODE, USAGE_EXIT_CODE, CommandFailure
 from app.cli.output import notice, write_json, write_text
-from app.cli.progress import follow, load_view, pull_view
-from app.cli.pull import OfflineOption
+from app.cli.progress import follow, load_view
+from app.cli.pull import OfflineOption, fetch_model
 from app.cli.resume import Resume, conversation
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ async def _pull_if_missing(client: QuireClient, model: str, attempt: Callable[[]
         if error.code != "model_not_found":
             raise
         notice(f"{model} is not installed yet; pulling it.")
-        await follow(client.pull(model), pull_view(json_output=False))
+        await fetch_model(client, model, json_output=False)
         await attempt()
 
 

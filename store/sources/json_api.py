@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 import httpx
 
+from store.transfer.failures import reason_of
+
 MAX_ANSWER_BYTES = 32 * 1024 * 1024
 _MAX_REDIRECTS = 5
 _BUSY = frozenset({429, 502, 503, 504})
@@ -78,7 +80,7 @@ def get(url: str, token: str | None, request: ApiRequest) -> ApiAnswer:
     except httpx.TimeoutException as error:
         raise ApiFailure(f"did not answer within {request.timeout_s:g} s") from error
     except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as error:
-        raise ApiFailure(f"failed ({str(error) or type(error).__name__})") from error
+        raise ApiFailure(f"failed ({reason_of(error)})") from error
 
 
 def _follow(client: httpx.Client, target: httpx.URL, token: str | None, request: ApiRequest) -> ApiAnswer:

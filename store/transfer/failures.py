@@ -1,12 +1,16 @@
 """Why one attempt at a range ended early, as the parts of `store.transfer` tell each other.
 
-These never leave the package: the schedule turns them into another attempt, another address or a
-StoreError.
+The exceptions never leave the package: the schedule turns them into another attempt, another address
+or a StoreError.  `reason_of` also serves `store.sources`.
 """
 
 from __future__ import annotations
 
+import re
+
 import httpx
+
+_NUMBER = re.compile(r"^\[Errno -?\d+\] ")
 
 
 class Interrupted(Exception):
@@ -32,7 +36,7 @@ class Stopped(Exception):
     """The download as a whole is over; nobody waits for this attempt."""
 
 
-def reason_of(error: httpx.TransportError) -> str:
+def reason_of(error: Exception) -> str:
     """A few words for people on what went wrong below HTTP."""
     if isinstance(error, httpx.ReadTimeout):
         return "nothing came any more"
@@ -40,4 +44,6 @@ def reason_of(error: httpx.TransportError) -> str:
         return "no connection in time"
     if isinstance(error, (httpx.RemoteProtocolError, httpx.ReadError)):
         return "the connection ended early"
-    return str(error) or type(error).__name__
+    # "[Errno 111] Connection refused" says less than its words.
+    text = _NUMBER.sub("", str(error))
+    return text[:1].lower() + text[1:] or type(error).__name__

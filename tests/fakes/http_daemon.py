@@ -32,17 +32,20 @@ class Chunks(httpx.AsyncByteStream):
 
 @dataclass
 class HttpDaemon:
-    """`answer` are the pieces of every chat answer; `pull_error` ends a pull instead of success.
+    """`answer` are the pieces of every chat answer; `pull_error` ends a pull instead of success, `pull_answer` is sent
+    in place of everything.
 
-    `saved` are the answers of GET /api/chats/ID by id, the latest first.
+    `saved` are the answers of GET /api/chats/ID by id, the latest first; `jobs` those of GET /api/jobs.
     """
 
     answer: list[str | BaseException] = field(default_factory=lambda: ["Hello", " there."])
     installed: set[str] = field(default_factory=lambda: {"m"})
     resident: list[dict[str, Any]] = field(default_factory=list)
     pull_error: dict[str, Any] | None = None
+    pull_answer: httpx.Response | None = None
     chat_error: tuple[int, dict[str, Any]] | None = None
     saved: dict[str, dict[str, Any]] = field(default_factory=dict)
+    jobs: list[dict[str, Any]] = field(default_factory=list)
     requests: list[tuple[str, Any]] = field(default_factory=list)
 
     def client(self, *_: object, is_offline: bool = False, **_options: object) -> QuireClient:
@@ -62,6 +65,13 @@ class HttpDaemon:
                 return httpx.Response(200, json={"stopped": any(r["name"] == body["model"] for r in self.resident)})
             case "/api/pull":
                 return self._pull(body["model"])
+            case "/api/jobs" if request.method == "GET":
+                return httpx.Response(200, json={"jobs": self.jobs})
+            case "/api/jobs":
+                self.jobs.append(job(body["model"]))
+                return httpx.Response(201, json=self.jobs[-1])
+            case _ if path.startswith("/api/jobs/"):
+                return self._job(path.split("/")[3], discards="discard" in request.url.params)
             case "/api/chats":
                 of_model = [
                     one["chat"] for one in self.saved.values() if one["chat"]["model"] == request.url.params["model"]
@@ -83,7 +93,17 @@ class HttpDaemon:
                 return self._chat()
         raise AssertionError(f"no such route: {path}")
 
+    def _job(self, job_id: str, *, discards: bool) -> httpx.Response:
+        """Progress of a job (that of /api/pull), or its cancellation."""
+        (found,) = (one for one in self.jobs if one["id"] == job_id)
+        if self.requests[-1][0].endswith("/events"):
+            return self._pull(found["model"])
+        found["state"] = "cancelled"
+        return httpx.Response(200, json={"job": found, "freed_bytes": 94_000_000 if discards else 0})
+
     def _pull(self, model: str) -> httpx.Response:
+        if self.pull_answer is not None:
+            return self.pull_answer
         steps = [
             {"status": "looking for it"},
             *({"status": "downloading", "file": "w.gguf", "total": 1000, "completed": n} for n in (0, 50, 120, 1000)),
@@ -103,6 +123,14 @@ class HttpDaemon:
         chunks.append(_event({"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": len(self.answer)}}))
         chunks.append(b"data: [DONE]\n\n")
         return httpx.Response(200, stream=Chunks(chunks))
+
+
+def job(model: str, state: str = "running", **facts: Any) -> dict[str, Any]:
+    """A job as the daemon lists it."""
+    unknown = dict.fromkeys(("seconds_left", "error", "started_at", "ended_at"))
+    counts = {"total": 1000, "completed": 120, "bytes_per_s": 0}
+    rest = {"status": "", "files": [], "detached": False, "created_at": "2026-01-01T00:00:00Z"}
+    return {"id": model.replace("/", "-"), "model": model, "state": state, **unknown, **counts, **rest, **facts}
 
 
 def _lines(*values: dict[str, Any]) -> httpx.Response:

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import AsyncGenerator
 from datetime import UTC, datetime
 
 import pytest
 
-from app.cli.output import format_age, format_bytes, write_table, write_text
-from app.cli.progress import BarView, LineView
+from app.cli.bars import BarView
+from app.cli.output import format_age, format_bytes, format_duration, write_table, write_text
+from app.cli.progress import LineView, PlainView, Tally
 from app.schema.admin import ProgressLine
 
 
@@ -42,6 +44,21 @@ def test_sizes(size_bytes: int, text: str) -> None:
 )
 def test_ages(timestamp: str, text: str) -> None:
     assert format_age(timestamp, now=datetime(2026, 3, 10, 12, 0, 0, tzinfo=UTC)) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.4, "less than a second"),
+        (1.4, "1 s"),
+        (59.4, "59 s"),
+        (59.6, "1 min 0 s"),
+        (100, "1 min 40 s"),
+        (7260, "2 h 1 min"),
+    ],
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert format_duration(seconds) == text
 
 
 def test_columns_line_up(capsys: pytest.CaptureFixture[str]) -> None:
@@ -91,3 +108,45 @@ def test_only_a_terminal_cuts_the_last_column(
     assert capsys.readouterr().out.splitlines() == [
         "NAME  GOOD FOR", "m     long answers", "NAME  GOOD F", "m     long a", "NAME", "a long name of one",
     ]  # fmt: skip
+
+
+def test_the_total_stands_below_the_files_and_small_ones_make_room(capsys: pytest.CaptureFixture[str]) -> None:
+    view = BarView()
+    view.show(ProgressLine("downloading", "config.json", 1000, 1000, 5_001_000, 1000))
+    view.show(ProgressLine("downloading", "a.gguf", 5_000_000, 2_000_000, 5_001_000, 2_001_000))
+    view.close()
+    names = [line.split()[0] for line in capsys.readouterr().err.splitlines()]
+    assert names[-2:] == ["a.gguf", "total"]
+    assert "config.json" not in names
+
+
+def test_plain_lines_tell_each_tenth_of_the_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    now_s = 0.0
+    view = PlainView(clock=lambda: now_s)
+    view.show(ProgressLine("looking"))
+    view.show(ProgressLine("verifying", "config.json", 100, 100, 10_000, 100))
+    for completed in range(0, 9901, 100):
+        now_s += 0.1
+        file = "a.gguf" if completed % 200 else "b.gguf"
+        view.show(ProgressLine("downloading", file, 5000, completed // 2, 10_000, 100 + completed))
+    view.show(ProgressLine("verifying", "a.gguf", 5000, 5000, 10_000, 10_000))
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[:2] == ["looking", "downloading: 1 kB of 10 kB (10 %), 900 B/s, 10 s left"]
+    assert lines[-1] == "downloading: 10 kB of 10 kB (100 %)"
+    assert len(lines) == 11
+
+
+async def test_a_tally_counts_what_came_while_it_looked_on() -> None:
+    now_s = 0.0
+
+    async def events() -> AsyncGenerator[ProgressLine, None]:
+        nonlocal now_s
+        yield ProgressLine("looking")
+        for completed in (40_000_000, 50_000_000, 94_000_000):
+            yield ProgressLine("downloading", "a", 94_000_000, completed, 94_000_000, completed)
+            now_s += 6.0
+
+    tally = Tally(clock=lambda: now_s)
+    assert tally.summary() == ""
+    assert len([line async for line in tally.of(events())]) == 4
+    assert tally.summary() == " (54 MB in 12 s, 4 MB/s)"

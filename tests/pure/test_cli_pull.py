@@ -9,12 +9,15 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 from app.cli import main
 from app.cli.failure import CommandFailure
 from app.cli.pull import parse_rate
-from tests.fakes.http_daemon import HttpDaemon
+from app.job_journal import JOURNAL_NAME, JobJournal, SavedJob
+from app.schema.admin import PullRequest
+from tests.fakes.http_daemon import HttpDaemon, job
 from tests.fakes.hub import COMMIT, FakeHub, unused_endpoint
 
 FILES = {"config.json": b"{}", "tokenizer.json": b"{}", "model.safetensors": bytes(5000)}
@@ -41,7 +44,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def daemon(monkeypatch: pytest.MonkeyPatch) -> HttpDaemon:
     daemon = HttpDaemon(installed=set())
-    for name in ("pull.open_client", "run.open_client"):
+    for name in ("pull.open_client", "run.open_client", "jobs.find_client"):
         monkeypatch.setattr(f"app.cli.{name}", daemon.client)
     return daemon
 
@@ -109,6 +112,105 @@ def test_options_of_a_pull_reach_the_daemon(daemon: HttpDaemon, monkeypatch: pyt
         {"model": "org/repo", "offline": True},
         {"model": "m", "offline": True},
     ]
+
+
+def test_a_detached_pull_starts_a_job_and_leaves(daemon: HttpDaemon, capsys: pytest.CaptureFixture[str]) -> None:
+    assert quire("pull", "--detach", "--limit-rate", "2M", "org/repo") == 0
+    assert daemon.requests[0] == ("/api/jobs", {"model": "org/repo", "limit_bytes_per_s": 2_000_000})
+    assert capsys.readouterr().err == (
+        "The daemon goes on with org/repo; `quire jobs` shows how far it is, `quire pull org/repo` follows it.\n"
+    )
+
+
+def test_a_detached_pull_that_fails_at_once_says_so(daemon: HttpDaemon, capsys: pytest.CaptureFixture[str]) -> None:
+    error = {"message": "There is no org/repo; look again.", "code": "model_not_found"}
+    daemon.pull_answer = httpx.Response(404, json={"error": error})
+    assert quire("pull", "--detach", "org/repo") == 1
+    assert capsys.readouterr().err == "There is no org/repo; look again.\n"
+
+
+def test_jobs_are_listed(daemon: HttpDaemon, capsys: pytest.CaptureFixture[str]) -> None:
+    error = {"message": "The disk is full; free 2 GB.", "type": "server_error", "param": None, "code": "x"}
+    daemon.jobs = [
+        job("a/running", bytes_per_s=11_200_000, seconds_left=100),
+        job("a/paused", "paused"),
+        job("a/failed", "failed", error=error, total=0),
+    ]
+    assert quire("jobs") == 0
+    printed = capsys.readouterr()
+    assert printed.out.splitlines() == [
+        "NAME       STATE    HERE   SIZE  RATE     LEFT",
+        "a/running  running  120 B  1 kB  11 MB/s  1 min 40 s",
+        "a/paused   paused   120 B  1 kB",
+        "a/failed   failed",
+    ]
+    assert printed.err.splitlines() == [
+        "a/failed: The disk is full; free 2 GB.",
+        "`quire pull NAME` goes on with a paused download.",
+    ]
+    assert quire("jobs", "--json") == 0
+    assert [each["model"] for each in json.loads(capsys.readouterr().out)["jobs"]] == [
+        "a/running", "a/paused", "a/failed",
+    ]  # fmt: skip
+
+
+def test_downloads_are_cancelled_by_name_or_all(daemon: HttpDaemon, capsys: pytest.CaptureFixture[str]) -> None:
+    daemon.jobs = [job("a/one"), job("a/two", "paused"), job("a/three"), job("a/done", "done")]
+    assert quire("pull", "--cancel", "A/one") == 0
+    assert quire("pull", "--cancel", "--discard") == 0
+    assert quire("pull", "--cancel", "a/one") == 1
+    kept = "what has arrived is kept: `quire pull a/one` goes on from there, `quire rm a/one` deletes it"
+    assert capsys.readouterr().err.splitlines() == [
+        f"Cancelled a/one; {kept}.",
+        "Cancelled a/two; 94 MB freed.",
+        "Cancelled a/three; 94 MB freed.",
+        "No download of a/one is on its way; `quire jobs` lists what there is.",
+    ]
+    assert daemon.jobs[-1]["state"] == "done"
+
+
+def test_without_a_daemon_the_paused_downloads_are_known(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert quire("jobs") == 0
+    assert capsys.readouterr().err == "No downloads are on their way; `quire pull MODEL` starts one.\n"
+    saved = SavedJob(
+        id="1", request=PullRequest("a/b"), is_detached=True, created_at=0.0, total_bytes=1000, done_bytes=120
+    )
+    JobJournal(home / "state_dir" / JOURNAL_NAME).write([saved])
+    assert quire("jobs") == 0
+    assert capsys.readouterr().out.splitlines()[1].split() == ["a/b", "paused", "120", "B", "1", "kB"]
+    assert quire("pull", "--cancel") == 1
+    assert "No daemon is running, so nothing is being downloaded" in capsys.readouterr().err
+
+
+def test_a_daemon_of_other_settings_is_known_by_what_it_asked(
+    daemon: HttpDaemon, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    message = "The model hub cannot be reached: https://old.example failed; set HF_ENDPOINT."
+    daemon.pull_error = {"message": message, "code": "hub_unreachable"}
+    monkeypatch.setenv("HF_ENDPOINT", "https://old.example")
+    assert quire("pull", "org/repo") == 1
+    assert capsys.readouterr().err.splitlines()[-1] == message
+    monkeypatch.setenv("HF_ENDPOINT", "https://new.example")
+    assert quire("pull", "org/repo") == 1
+    hint = "The running daemon does not know of https://new.example yet; `quire shutdown` makes room for one that does."
+    assert capsys.readouterr().err.splitlines()[-1] == f"{message} {hint}"
+
+
+@pytest.mark.parametrize(
+    "arguments", [("--detach",), ("--detach", "--cancel", "m"), ("--discard", "m"), ("--dry-run", "--detach", "m")]
+)
+def test_options_that_do_not_go_together(arguments: tuple[str, ...], daemon: HttpDaemon) -> None:
+    assert quire("pull", *arguments) == 2
+    assert daemon.requests == []
+
+
+def test_a_daemon_that_dies_leaves_a_sentence(daemon: HttpDaemon, capsys: pytest.CaptureFixture[str]) -> None:
+    daemon.pull_answer = httpx.Response(200, content=b'{"status":"looking"}\n')
+    assert quire("pull", "org/repo") == 1
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        "The daemon ended in the middle of the download; what has arrived is kept, and `quire pull org/repo` "
+        "goes on from there."
+    )
 
 
 @pytest.mark.parametrize(

@@ -132,13 +132,13 @@ def test_a_missing_model_is_pulled_first(daemon: HttpDaemon, capsys: pytest.Capt
 def test_a_model_that_cannot_be_pulled_is_one_sentence(daemon: HttpDaemon, capsys: pytest.CaptureFixture[str]) -> None:
     daemon.installed = set()
     daemon.pull_error = {
-        "message": "The hub cannot be reached; set HF_ENDPOINT to a mirror.",
+        "message": "https://huggingface.co cannot be reached; set HF_ENDPOINT to a mirror.",
         "code": "hub_unreachable",
     }
     assert quire("run", "m", "hi") == 1
     printed = capsys.readouterr()
     assert printed.out == ""
-    assert printed.err.splitlines()[-1] == "The hub cannot be reached; set HF_ENDPOINT to a mirror."
+    assert printed.err.splitlines()[-1] == "https://huggingface.co cannot be reached; set HF_ENDPOINT to a mirror."
     assert "Traceback" not in printed.err
 
 
