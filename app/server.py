@@ -117,7 +117,7 @@ def create_app(settings: Settings, parts: Parts | None = None) -> Litestar:
 def build_daemon(settings: Settings, parts: Parts | None, *, request_shutdown: Callable[[], None]) -> Daemon:
     """Compose everything; `request_shutdown` is what POST /api/shutdown calls.  Raises `DataRootUnusable`."""
     parts = real_parts(settings) if parts is None else parts
-    models = ModelStore(parts.data_root, serves_paths=settings.binds_loopback)
+    models = ModelStore(parts.data_root, serves_paths=settings.binds_loopback, tell=logger.warning)
     facts = KnownFacts()
     metrics = Metrics()
     database = DatabaseThread(parts.database)

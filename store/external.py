@@ -1,11 +1,10 @@
-"""Folders of models that belong to someone else: registered, read in place, never written to.
+"""Folders of models that belong to someone else: what is in one, read in place, never written to.
 
 Two kinds are understood: a Hugging Face cache (`models--org--name/snapshots/...`, itself or in `hub/`),
 whose models keep their repository names, and a plain directory of GGUF files and of directories with
-config.json and safetensors, whose models are named after the file or directory.  The list of folders is
-one small file in the data root, read on every call, so that a running daemon sees a change at once.
+config.json and safetensors, whose models are named after the file or directory.
 
-Knows nothing of pulled models.  Called by `models`, which shows both, and by `quire disk`.
+Knows nothing of which folders a person chose.  Called by `folder_reader`, which bounds the time that takes.
 """
 
 from __future__ import annotations
@@ -17,10 +16,8 @@ from pathlib import Path
 
 import msgspec
 
-from store.errors import DataRootUnusable, ModelNotFound, UnsupportedFormat
 from store.formats.part_names import parse_part_name, part_paths
 from store.names import ModelName
-from store.paths import DataRoot
 
 _MAX_DEPTH = 4
 _MAX_ALIAS_LENGTH = 64
@@ -45,80 +42,6 @@ class ExternalModel(msgspec.Struct, frozen=True):
     file: str | None = None
 
 
-class _Registry(msgspec.Struct, frozen=True):
-    folders: tuple[str, ...] = ()
-
-
-def registered_folders(root: DataRoot) -> tuple[Path, ...]:
-    """The folders that were added, in that order, whether or not they are there now.
-
-    Raises DataRootUnusable when the list cannot be read.
-    """
-    try:
-        registry = msgspec.json.decode(root.external_list.read_bytes(), type=_Registry)
-    except FileNotFoundError:
-        return ()
-    except (OSError, msgspec.DecodeError) as error:
-        raise DataRootUnusable(
-            f"The list of registered folders {root.external_list} cannot be read ({error}); "
-            "remove it and add the folders again with `quire disk add PATH`."
-        ) from error
-    return tuple(Path(folder) for folder in registry.folders)
-
-
-def missing_folders(root: DataRoot) -> list[Path]:
-    """Registered folders that are not there now: their disks are not mounted, or somebody removed them."""
-    return [folder for folder in registered_folders(root) if not folder.is_dir()]
-
-
-def add_folder(root: DataRoot, folder: Path) -> list[ExternalModel]:
-    """Register a folder; its models.  Registering it again changes nothing.
-
-    Raises ModelNotFound for no directory and UnsupportedFormat for one without models.
-    """
-    if not folder.is_dir():
-        raise ModelNotFound(f"{folder} is not a directory; name a Hugging Face cache or a directory of models.")
-    if folder.resolve().is_relative_to(root.root.resolve()):
-        raise UnsupportedFormat(f"{folder} is part of the data root; Quire reads it already.")
-    models = scan_folder(folder)
-    if not models:
-        raise UnsupportedFormat(
-            f"{folder} holds no models; name a Hugging Face cache, or a directory with .gguf files or with "
-            "directories that hold config.json and safetensors."
-        )
-    folders = registered_folders(root)
-    if folder not in folders:
-        _write(root, (*folders, folder))
-    return models
-
-
-def remove_folder(root: DataRoot, folder: Path) -> None:
-    """Take a folder off the list; its files stay.  Raises ModelNotFound."""
-    folders = registered_folders(root)
-    if folder not in folders:
-        raise ModelNotFound(f"{folder} is not registered; `quire disk list` shows the folders that are.")
-    _write(root, tuple(other for other in folders if other != folder))
-
-
-def external_models(root: DataRoot) -> list[ExternalModel]:
-    """The models of every registered folder; of several with one name, that of the folder added first."""
-    found: dict[str, ExternalModel] = {}
-    for folder in registered_folders(root):
-        for model in scan_folder(folder):
-            found.setdefault(model.name.casefold(), model)
-    return list(found.values())
-
-
-def find_external(root: DataRoot, name: ModelName, reference: ModelName) -> ExternalModel | None:
-    """The external model of that name; `reference` is what an alias stands for on the hub, or `name` itself."""
-    if name.kind == "path":
-        return None
-    models = external_models(root)
-    wanted = name.text.casefold()
-    named = next((model for model in models if model.name.casefold() == wanted), None)
-    return named or next((model for model in models if _stands_for(model, reference)), None)
-
-
 def scan_folder(folder: Path) -> list[ExternalModel]:
     """The complete models in a folder, by path; none where it is missing or cannot be read."""
     hub = next((place for place in (folder / "hub", folder) if _is_hub(place)), None)
@@ -129,11 +52,11 @@ def scan_folder(folder: Path) -> list[ExternalModel]:
 
 
 def user_caches(environ: Mapping[str, str] = os.environ) -> list[Path]:
-    """The Hugging Face caches that other tools of this user fill, by the rules of huggingface_hub."""
+    """Where other tools of this user keep Hugging Face caches, by the rules of huggingface_hub; they may not exist."""
     default = Path(environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
     chosen = environ.get("HF_HUB_CACHE") or Path(environ.get("HF_HOME") or default, "hub")
     places = [Path(place).expanduser().absolute() for place in (chosen, default / "hub")]
-    return [place for place in dict.fromkeys(places) if place.is_dir()]
+    return list(dict.fromkeys(places))
 
 
 def _is_hub(place: Path) -> bool:
@@ -247,7 +170,7 @@ def _model(name: str, path: Path, folder: Path, files: list[Path]) -> ExternalMo
     )
 
 
-def _stands_for(model: ExternalModel, name: ModelName) -> bool:
+def stands_for(model: ExternalModel, name: ModelName) -> bool:
     """Whether a hub name means this model of a Hugging Face cache."""
     if name.repo is None or model.repo is None or name.repo.casefold() != model.repo.casefold():
         return False
@@ -258,15 +181,3 @@ def _stands_for(model: ExternalModel, name: ModelName) -> bool:
         stem = Path(model.file or "").stem
         return bool(re.search(rf"(?:^|[._-]){wanted}(?:[._-]|$)", stem, re.IGNORECASE))
     return model.file == name.file
-
-
-def _write(root: DataRoot, folders: tuple[Path, ...]) -> None:
-    registry = _Registry(tuple(str(folder) for folder in folders))
-    temporary = root.external_list.with_suffix(".new")
-    try:
-        temporary.write_bytes(msgspec.json.format(msgspec.json.encode(registry)))
-        temporary.replace(root.external_list)
-    except OSError as error:
-        raise DataRootUnusable(
-            f"{root.external_list} cannot be written ({error.strerror or error}); check the disk and its permissions."
-        ) from error

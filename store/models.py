@@ -16,14 +16,16 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 
 from store import catalog
 from store.errors import BrokenFile, InvalidName, ModelNotFound, UnsupportedFormat
-from store.external import ExternalModel, external_models, find_external, missing_folders
+from store.external import ExternalModel
+from store.external_folders import ExternalFolders
+from store.folder_reader import FolderReader
 from store.formats.part_names import part_paths
 from store.hf_cache import RepoCache
 from store.names import CommitId, ModelName, RepoFile, RepoId, parse_model_name
@@ -101,16 +103,19 @@ class ModelStore:
     """The installed models of one data root; reads the disk on every call and keeps nothing.
 
     Without `serves_paths` only names are found, never files: for callers that speak for other machines,
-    which must neither open files here nor learn which exist.
+    which must neither open files here nor learn which exist.  `tell` hears which registered folders do not answer.
     """
 
-    def __init__(self, root: DataRoot, *, serves_paths: bool = True) -> None:
+    def __init__(
+        self, root: DataRoot, *, serves_paths: bool = True, tell: Callable[[str], None] = lambda _: None
+    ) -> None:
         self.root = root
+        self.external = ExternalFolders(root, FolderReader(tell))
         self._serves_paths = serves_paths
 
     def list(self) -> list[InstalledModel]:
         """All installed models whose files are still there, and those of registered folders, by name."""
-        by_name = {model.name.casefold(): _external(model) for model in external_models(self.root)}
+        by_name = {model.name.casefold(): _external(model) for model in self.external.models()}
         for _, manifest in self.manifests():
             if model := self.installed(manifest):
                 by_name[model.name.casefold()] = model
@@ -129,12 +134,12 @@ class ModelStore:
             return _model_at_path(parsed)
         if model := self.find_pulled(parsed):
             return model
-        if external := find_external(self.root, parsed, hub_name(parsed)):
+        if external := self.external.find(parsed, hub_name(parsed)):
             return _external(external)
         for _, manifest in self.matching(parsed):
             if manifest.base is not None:
                 raise BrokenFile(_lost_its_files(manifest))
-        raise ModelNotFound(_not_installed(parsed, missing_folders(self.root)))
+        raise ModelNotFound(_not_installed(parsed, self.external.missing()))
 
     def find_pulled(self, name: ModelName) -> InstalledModel | None:
         """The complete installed model that `name` stands for, if there is one."""

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from store.errors import InvalidName, ModelNotFound, ModelNotOwned
-from store.external import find_external
 from store.hf_cache import RepoCache
 from store.locks import repo_lock_now
 from store.models import Manifest, ModelStore, hub_name
@@ -131,7 +130,7 @@ def _remove_unfinished(store: ModelStore, parsed: ModelName) -> Removal:
 def _unfinished(store: ModelStore, parsed: ModelName) -> _Unfinished:
     """Raises ModelNotFound if nothing is left of a download, ModelNotOwned for a model of a registered folder."""
     hub = hub_name(parsed)
-    if external := find_external(store.root, parsed, hub):
+    if external := store.external.find(parsed, hub):
         raise ModelNotOwned(
             f"{external.name} is in {external.folder}, which Quire only reads; delete it there yourself, or "
             f"take the folder off the list with `quire disk remove {external.folder}`."

@@ -19,6 +19,7 @@ from app.cli.resident import JsonOption
 if TYPE_CHECKING:
     from app.settings import Settings
     from store.disks import Disk
+    from store.folder_reader import FolderScan
 
 DISK_HEADER = ("DISK", "TYPE", "KIND", "FREE", "TOTAL", "FOLDER")
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before stopping the daemon.")]
@@ -28,7 +29,9 @@ def list_disks(json_output: JsonOption = False) -> None:
     """Show the disks that could hold models, and the folders that are read too."""
     from app.settings import load_settings
     from store.disks import preselected, read_disks
-    from store.external import registered_folders, scan_folder, user_caches
+    from store.external import user_caches
+    from store.external_folders import registered_folders
+    from store.folder_reader import FolderReader
     from store.known_roots import mount_of
     from store.paths import DataRoot
 
@@ -39,9 +42,9 @@ def list_disks(json_output: JsonOption = False) -> None:
     disks = [replace(disk, folder=root.root) if disk.mount == in_use else disk for disk in read_disks()]
     recommended = preselected(disks)
     registered = registered_folders(root)
-    external = {folder: len(scan_folder(folder)) if folder.is_dir() else None for folder in registered}
-    offered = {folder: len(scan_folder(folder)) for folder in user_caches() if folder not in (*registered, root.hub)}
-    offered = {folder: count for folder, count in offered.items() if count}
+    caches = [folder for folder in user_caches() if folder not in (*registered, root.hub)]
+    scans = FolderReader().scan([*registered, *caches])
+    external, found = scans[: len(registered)], [scan for scan in scans[len(registered) :] if scan.models]
     if json_output:
         write_json(
             {
@@ -50,20 +53,35 @@ def list_disks(json_output: JsonOption = False) -> None:
                 "problem": why_missing,
                 "disks": [disk_entry(disk, in_use=disk.mount == in_use) for disk in disks],
                 "recommended": str(recommended.mount) if recommended else None,
-                "external": [{"folder": str(folder), "models": count} for folder, count in external.items()],
-                "found": [{"folder": str(folder), "models": count} for folder, count in offered.items()],
+                "external": [_folder_entry(scan) for scan in external],
+                "found": [_folder_entry(scan) for scan in found],
             }
         )
         return
     marks = {disk.mount: "*" if disk.mount == in_use else "" for disk in disks}
     write_table(("", *DISK_HEADER), [(marks[disk.mount], *disk_row(disk)) for disk in disks])
     typer.echo(f"\nData root: {root.root} ({settings.origin('data_root')})")
-    for folder, count in external.items():
-        typer.echo(f"Read only: {folder} ({'not there now' if count is None else plural(count, 'model')})")
+    for scan in external:
+        typer.echo(f"Read only: {scan.folder} ({_folder_state(scan)})")
     if why_missing:
         notice(why_missing)
-    for folder, count in offered.items():
-        notice(f"{folder} holds {plural(count, 'model')}; `quire disk add {folder}` uses that folder in place.")
+    for scan in found:
+        count = plural(len(scan.models), "model")
+        notice(f"{scan.folder} holds {count}; `quire disk add {scan.folder}` uses that folder in place.")
+
+
+def _folder_entry(scan: FolderScan) -> dict[str, Any]:
+    """A folder as JSON; no number of models for one that is not there or does not answer."""
+    return {
+        "folder": str(scan.folder),
+        "models": len(scan.models) if scan.state == "there" else None,
+        "state": scan.state,
+    }
+
+
+def _folder_state(scan: FolderScan) -> str:
+    absent = {"missing": "not there now", "silent": "does not answer"}
+    return absent.get(scan.state) or plural(len(scan.models), "model")
 
 
 def _reason_missing(root: Path) -> str | None:
@@ -210,7 +228,7 @@ def add(
 ) -> None:
     """Use the models of another folder in place; Quire never writes there."""
     from app.settings import load_settings
-    from store.external import add_folder
+    from store.external_folders import add_folder
     from store.paths import DataRoot
 
     folder = path.expanduser().absolute()
@@ -226,7 +244,7 @@ def add(
 def remove(path: Annotated[Path, typer.Argument(help="A folder that was added.")]) -> None:
     """Read a folder no more; its files stay."""
     from app.settings import load_settings
-    from store.external import remove_folder
+    from store.external_folders import remove_folder
     from store.paths import DataRoot
 
     folder = path.expanduser().absolute()

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from app.cli.output import notice
+
 if TYPE_CHECKING:
     from app.settings import Settings
     from store.models import ModelStore
@@ -19,7 +21,7 @@ def open_store(settings: Settings) -> ModelStore:
     from store.models import ModelStore
     from store.paths import DataRoot
 
-    return ModelStore(DataRoot.look(settings.data_root))
+    return ModelStore(DataRoot.look(settings.data_root), tell=notice)
 
 
 @contextmanager
@@ -33,7 +35,7 @@ def changing_store(settings: Settings, *, creates: bool = False) -> Iterator[Mod
 
     root = DataRoot.open(settings.data_root) if creates else DataRoot.look(settings.data_root)
     if not root.root.is_dir():
-        yield ModelStore(root)
+        yield ModelStore(root, tell=notice)
         return
     with root.in_use():
-        yield ModelStore(root)
+        yield ModelStore(root, tell=notice)

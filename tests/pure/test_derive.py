@@ -8,7 +8,7 @@ import pytest
 
 from store.derive import copy_model, create_model
 from store.errors import BrokenFile, InvalidName, ModelBusy, ModelNotFound, NameTaken
-from store.external import add_folder
+from store.external_folders import add_folder
 from store.locks import repo_lock_now
 from store.models import ModelStore
 from store.names import RepoId

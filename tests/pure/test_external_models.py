@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from store.errors import DataRootUnusable, ModelNotFound, ModelNotOwned, UnsupportedFormat
-from store.external import _alias, add_folder, registered_folders, remove_folder, scan_folder
+from store.external import _alias, scan_folder
+from store.external_folders import add_folder, registered_folders, remove_folder
 from store.models import ModelStore
 from store.names import parse_model_name
 from store.paths import DataRoot
