@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.fakes.command import quire, start_quire
 from tests.fakes.daemon import FakeDaemon, running_daemon
 from tests.fakes.tiny_model import write_tiny_model
 
@@ -36,29 +34,6 @@ def model(home: Path) -> str:
 @pytest.fixture(scope="module")
 def slow_model(home: Path) -> str:
     return str(write_tiny_model(home / "slow", behaviour={"step_delay_s": 0.05}))
-
-
-def environment(daemon: FakeDaemon) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("QUIRE_", "HF_"))}
-    return {
-        **kept,
-        "QUIRE_STATE_DIR": str(daemon.state_dir),
-        "QUIRE_CONFIG_DIR": str(daemon.state_dir.parent / "config"),
-        "QUIRE_HOME": str(daemon.data_root),
-        "HTTP_PROXY": "http://127.0.0.1:9",
-    }
-
-
-def quire(daemon: FakeDaemon, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-P", "-m", "app.cli", *arguments],
-        env=environment(daemon),
-        input=stdin,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
 
 
 def test_run_streams_the_answer_to_stdout(daemon: FakeDaemon, model: str) -> None:
@@ -93,14 +68,7 @@ def test_ps_and_stop(daemon: FakeDaemon, model: str) -> None:
 
 
 def test_ctrl_c_keeps_the_text_and_ends_the_request(daemon: FakeDaemon, slow_model: str) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "app.cli", "run", slow_model, "word " * 60],
-        env=environment(daemon),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    process = start_quire(daemon, "run", slow_model, "word " * 60)
     with process:
         assert process.stdout is not None
         first = process.stdout.read(1)

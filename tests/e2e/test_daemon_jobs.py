@@ -198,6 +198,22 @@ async def test_cancelling_keeps_what_arrived_or_discards_it(
     assert await installed(http) == []
 
 
+async def test_deleting_what_arrived_takes_the_paused_job_along(http: httpx.AsyncClient, hub: FakeHub) -> None:
+    stall(hub)
+    job = await start(http)
+    await until_stalled(hub)
+    busy = await http.request("DELETE", "/api/delete", json={"model": NAME})
+    assert (busy.status_code, busy.json()["error"]["code"]) == (409, "model_busy")
+    await http.post(f"/api/jobs/{job['id']}/pause")
+
+    async def is_deleted() -> bool:
+        answer = await http.request("DELETE", "/api/delete", json={"model": NAME})
+        return answer.status_code == 200
+
+    await eventually(is_deleted)
+    assert (await http.get("/api/jobs")).json() == {"jobs": []}
+
+
 async def test_three_jobs_run_and_the_fourth_waits(http: httpx.AsyncClient, hub: FakeHub) -> None:
     stall(hub)
     jobs = [await start(http, name) for name in (NAME, "org/second", "org/third", "org/fourth")]
