@@ -156,10 +156,10 @@ class RepoFile(str):
 
     def __new__(cls, text: str) -> Self:
         if not text or len(text) > MAX_REPO_FILE_LENGTH:
-            raise InvalidName(f"{_quoted(text)} is not a file name: it must have 1 to {MAX_REPO_FILE_LENGTH} letters.")
+            raise InvalidName(f"{_quoted(text)} is no file's name; give one of 1 to {MAX_REPO_FILE_LENGTH} letters.")
         for component in text.split("/"):
             if reason := _reason_unsafe_component(component):
-                raise InvalidName(f"The file name {_quoted(text)} is refused because it {reason}.")
+                raise InvalidName(f"The file name {_quoted(text)} is refused because it {reason}; name another file.")
         return super().__new__(cls, text)
 
 
@@ -200,11 +200,13 @@ def parse_model_name(text: str) -> ModelName:
     if not text or text != text.strip():
         raise InvalidName("A model name must not be empty or have spaces around it; `quire list` shows the names.")
     if len(text) > MAX_PATH_LENGTH or any(ord(character) < 32 or character == "\x7f" for character in text):
-        raise InvalidName(f"{_quoted(text)} is not a model name: it is too long or has control characters.")
+        raise InvalidName(f"{_quoted(text)} is too long or has control characters; name a model such as smollm2:135m.")
     if _looks_like_path(text):
         return _parse_path(text)
     if len(text) > MAX_NAME_LENGTH:
-        raise InvalidName(f"{_quoted(text)} is not a model name: it has more than {MAX_NAME_LENGTH} letters.")
+        raise InvalidName(
+            f"{_quoted(text)} has more than {MAX_NAME_LENGTH} letters; name a model such as smollm2:135m."
+        )
     if text[:5].lower() == "pypi:":
         return _parse_package(text[5:])
     if text[:3].lower() == "ms:":
@@ -236,7 +238,9 @@ def _parse_path(text: str) -> ModelName:
     try:
         path = Path(text).expanduser().absolute()
     except (RuntimeError, ValueError) as error:
-        raise InvalidName(f"{_quoted(text)} is not a usable path: {error}.") from error
+        raise InvalidName(
+            f"{_quoted(text)} is not a usable path ({error}); name the file or directory in full."
+        ) from error
     return ModelName(kind="path", text=str(path), path=path)
 
 

@@ -81,7 +81,7 @@ def release_files(store: ModelStore, manifest: Manifest) -> int:
 def _pulled_name(name: str) -> ModelName:
     parsed = parse_model_name(name)
     if parsed.kind == "path":
-        raise InvalidName(f"{parsed.text} is not a pulled model; Quire leaves files of yours to you.")
+        raise InvalidName(f"{parsed.text} is a path, and only models that were pulled are deleted; delete it yourself.")
     return parsed
 
 

@@ -28,7 +28,10 @@ def open_client(settings: Settings, *, may_ask: bool = True, is_offline: bool = 
 
     address = running_daemon(settings) or ensure_daemon(settle_data_root(settings, may_ask=may_ask), notice)
     if address.version not in (None, VERSION):
-        notice(f"The running daemon is version {address.version}, this is {VERSION}; `quire shutdown` lets it go.")
+        notice(
+            f"The running daemon is version {address.version}, this is {VERSION}; `quire shutdown` ends it, and the "
+            "next command starts the new one."
+        )
     return QuireClient(address.base_url, settings.api_key, is_offline=is_offline or settings.hub_offline)
 
 

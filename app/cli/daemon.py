@@ -71,7 +71,7 @@ def stop_daemon(settings: Settings) -> bool:
 
     from app.daemon import running_daemon
     from app.instance import read_record
-    from store.paths import user_paths
+    from store.paths import DataRoot, user_paths
 
     client = find_client(settings)
     if client is None:
@@ -87,6 +87,7 @@ def stop_daemon(settings: Settings) -> bool:
     # It answers no more a little before its locks are free, and then removes its record.
     while running_daemon(settings) is not None or (record and record == read_record(user_paths().state_dir)):
         if time.monotonic() > deadline_s:
-            raise CommandFailure(f"The daemon still runs after {SHUTDOWN_TIMEOUT_S:.0f} s; see its log.")
+            log = DataRoot(settings.data_root).logs / "daemon.log"
+            raise CommandFailure(f"The daemon still runs after {SHUTDOWN_TIMEOUT_S:.0f} s; see {log}.")
         time.sleep(_POLL_INTERVAL_S)
     return True

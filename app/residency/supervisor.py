@@ -50,7 +50,7 @@ class Load:
         assert self.task is not None
         await asyncio.wait({self.task})
         if self.task.cancelled():
-            raise WorkerDied(f"{self.name} was stopped while it was loading.")
+            raise WorkerDied(f"{self.name} was stopped while it was loading; ask again to load it anew.")
         self.task.result()
 
 
@@ -136,7 +136,7 @@ class Supervisor:
         if resident is None or name not in resident.names:
             return False
         if resident.names == [name]:
-            await self._unload(resident, f"The model {name} was stopped.")
+            await self._unload(resident, f"The model {name} was stopped; ask again to load it anew.")
         else:
             resident.names.remove(name)
         return True
@@ -246,7 +246,7 @@ class Supervisor:
             return False
         oldest = min(idle, key=lambda resident: resident.generator.last_used_at)
         logger.info("Stopping %s to make room", oldest.name)
-        await self._unload(oldest, f"The model {oldest.name} was stopped to make room for another.")
+        await self._unload(oldest, f"The model {oldest.name} was stopped to make room for another; ask again.")
         return True
 
     async def _watch(self, resident: ResidentModel) -> None:

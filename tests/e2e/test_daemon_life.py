@@ -208,7 +208,7 @@ async def test_files_that_were_never_pulled_are_not_deleted(http: httpx.AsyncCli
     response = await http.request("DELETE", "/api/delete", json={"model": str(model)})
 
     assert response.status_code == 400
-    assert "not a pulled model" in response.json()["error"]["message"]
+    assert "only models that were pulled are deleted" in response.json()["error"]["message"]
     assert (model / "config.json").exists()
 
 
