@@ -62,11 +62,11 @@ class Jobs:
             raise JobNotFound(f"There is no job {job_id}; `quire jobs` lists those that there are.")
         return job
 
-    def start(self, request: PullRequest, *, is_detached: bool = False) -> Job:
+    def start(self, request: PullRequest, *, is_detached: bool = False, is_here: bool = False) -> Job:
         """The job that brings this model: the one that is at it, one that goes on, or a new one.
 
-        A job that is at it keeps its options, but stays once somebody wants it detached.  Raises InvalidName,
-        ShuttingDown.
+        A job that is at it keeps its options, but stays once somebody wants it detached.  What `is_here` already waits
+        for nothing.  Raises InvalidName, ShuttingDown.
         """
         if self._is_draining:
             raise ShuttingDown("The daemon is stopping; pull again when it has started anew.")
@@ -83,7 +83,11 @@ class Jobs:
                 del self._jobs[job.id]
             job = Job(request)
             self._jobs[job.id] = job
-        self._enqueue(job, request, is_detached=is_detached)
+        if is_here:
+            job.enter_queue(request, is_detached=is_detached)
+            self._end(job, "done")
+        else:
+            self._enqueue(job, request, is_detached=is_detached)
         return job
 
     def resume(self, job: Job) -> None:

@@ -24,6 +24,7 @@ from app.translate.admin import pull_line
 from app.translate.jobs import job_entry
 from store.errors import ModelNotFound
 from store.models import ModelStore
+from store.names import parse_model_name
 from store.removal import remove_unfinished
 
 PROGRESS = {200: ResponseSpec(ProgressLine, description="JSON lines; the last one has the status success.")}
@@ -31,12 +32,13 @@ NOT_FOUND = {404: ResponseSpec(ErrorBody, description="No job has this id.")}
 
 
 @post("/api/pull", dto=JsonBody, status_code=200, responses=PROGRESS, tags=["Models"])
-async def pull_model(data: PullRequest, jobs: Jobs) -> EventStream:
+async def pull_model(data: PullRequest, jobs: Jobs, models: ModelStore) -> EventStream:
     """Download a model; when the last client leaves, the download pauses.  Clients of one model share it."""
 
     async def lines() -> AsyncGenerator[bytes, None]:
+        is_here = await asyncio.to_thread(_is_here, models, data.model)
         # Started here and not before: a stream that nobody reads any more would not end what it began.
-        async with aclosing(_progress_lines(jobs, jobs.start(data), holds=True)) as progress:
+        async with aclosing(_progress_lines(jobs, jobs.start(data, is_here=is_here), holds=True)) as progress:
             async for line in progress:
                 yield line
 
@@ -44,12 +46,13 @@ async def pull_model(data: PullRequest, jobs: Jobs) -> EventStream:
 
 
 @post("/", dto=JsonBody, status_code=201)
-async def create_job(data: JobRequest, jobs: Jobs) -> JobEntry:
+async def create_job(data: JobRequest, jobs: Jobs, models: ModelStore) -> JobEntry:
     """Download a model in the background; if a job for it is there, that one goes on and is the answer."""
     request = PullRequest(
         model=data.model, limit_bytes_per_s=data.limit_bytes_per_s, offline=data.offline, force=data.force
     )
-    return job_entry(jobs.start(request, is_detached=True))
+    is_here = await asyncio.to_thread(_is_here, models, data.model)
+    return job_entry(jobs.start(request, is_detached=True, is_here=is_here))
 
 
 @get("/")
@@ -92,6 +95,17 @@ async def cancel_job(job_id: str, jobs: Jobs, models: ModelStore, discard: bool 
     await jobs.cancel(job)
     freed_bytes = await asyncio.to_thread(_discard, models, job) if discard and job.state != "done" else 0
     return CancelledJob(job_entry(job), freed_bytes)
+
+
+def _is_here(models: ModelStore, name: str) -> bool:
+    """Whether there is nothing to download.  Raises InvalidName, and ModelNotFound for a path."""
+    try:
+        models.find(name)
+    except ModelNotFound:
+        if parse_model_name(name).kind == "path":
+            raise
+        return False
+    return True
 
 
 def _discard(models: ModelStore, job: Job) -> int:

@@ -21,6 +21,8 @@ from rich.progress import (
 )
 from rich.table import Column, Table
 
+from app.cli.progress import Whole
+
 if TYPE_CHECKING:
     from app.schema.admin import ProgressLine
 
@@ -44,8 +46,9 @@ class BarView:
             expand=True,
         )
         self._files: dict[str, TaskID] = {}
-        self._whole = self._progress.add_task("total", total=None, visible=False)
-        self._has_whole = False
+        self._total = self._progress.add_task("total", total=None, visible=False)
+        self._has_total = False
+        self._whole = Whole()
         self._status = ""
         self._progress.start()
 
@@ -56,10 +59,9 @@ class BarView:
                 self._progress.console.print(line.status, markup=False, highlight=False)
             return
         if line.all_total:
-            self._show_whole(line)
+            self._show_total(line)
         task = self._files.get(line.file)
         if task is None:
-            # Made with its count: bytes that are here already say nothing about the rate.
             task = self._progress.add_task(line.file, total=line.total, completed=line.completed)
             self._files[line.file] = task
             self._make_room()
@@ -69,17 +71,26 @@ class BarView:
     def close(self) -> None:
         self._progress.stop()
 
-    def _show_whole(self, line: ProgressLine) -> None:
-        if not self._has_whole:
-            self._has_whole = True
-            self._progress.reset(self._whole, total=line.all_total, completed=line.all_completed, visible=False)
-        is_visible = line.all_total > line.total
+    def _show_total(self, line: ProgressLine) -> None:
+        if self._whole.is_another(line):
+            for task in self._files.values():
+                self._progress.remove_task(task)
+            self._files.clear()
+            self._has_total = False
+        if not self._has_total:
+            self._has_total = True
+            # Not an update: bytes that are here already say nothing about the rate.
+            self._progress.reset(self._total, total=line.all_total, completed=line.all_completed, visible=False)
+        is_one_of_several = line.all_total > line.total
         self._progress.update(
-            self._whole, total=line.all_total, completed=line.all_completed, visible=is_visible or None
+            self._total,
+            total=line.all_total,
+            completed=line.all_completed,
+            visible=True if is_one_of_several else None,
         )
 
     def _make_room(self) -> None:
-        shown = [task for task in self._progress.tasks if task.visible and task.id != self._whole]
+        shown = [task for task in self._progress.tasks if task.visible and task.id != self._total]
         complete = [task for task in shown if task.finished]
         for task in complete[: max(0, len(shown) - _MAX_FILES)]:
             self._progress.update(task.id, visible=False)

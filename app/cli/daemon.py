@@ -10,6 +10,7 @@ import typer
 
 from app.cli.connection import find_client
 from app.cli.failure import CommandFailure
+from app.cli.jobs import unfinished_jobs
 from app.cli.output import notice
 
 if TYPE_CHECKING:
@@ -62,7 +63,12 @@ def shutdown() -> None:
     """Stop the daemon and its models."""
     from app.settings import load_settings
 
-    notice("The daemon has stopped." if stop_daemon(load_settings()) else "No daemon is running.")
+    if not stop_daemon(load_settings()):
+        notice("No daemon is running.")
+        return
+    notice("The daemon has stopped.")
+    if waiting := [saved.request.model for saved in unfinished_jobs()]:
+        notice(f"Downloads that wait to go on: {', '.join(waiting)}; `quire pull NAME` does it.")
 
 
 def stop_daemon(settings: Settings) -> bool:

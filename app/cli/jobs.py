@@ -11,6 +11,7 @@ from app.cli.resident import JsonOption
 
 if TYPE_CHECKING:
     from app.client import QuireClient
+    from app.job_journal import SavedJob
     from app.schema.jobs import CancelledJob, JobEntry
     from app.settings import Settings
 
@@ -34,6 +35,14 @@ def jobs(json_output: JsonOption = False) -> None:
             notice(f"{job.model}: {job.error.message}")
     if any(job.state == "paused" for job in found):
         notice("`quire pull NAME` goes on with a paused download.")
+
+
+def unfinished_jobs() -> tuple[SavedJob, ...]:
+    """What the last daemon left, when none runs any more."""
+    from app.job_journal import JOURNAL_NAME, JobJournal
+    from store.paths import user_paths
+
+    return JobJournal(user_paths().state_dir / JOURNAL_NAME).read()
 
 
 def cancel_downloads(settings: Settings, name: str | None, *, discard: bool, json_output: bool) -> None:
@@ -85,11 +94,9 @@ def _jobs(settings: Settings) -> tuple[JobEntry, ...]:
 
     client = find_client(settings)
     if client is None:
-        from app.job_journal import JOURNAL_NAME, JobJournal
         from app.translate.jobs import saved_job_entry
-        from store.paths import user_paths
 
-        return tuple(map(saved_job_entry, JobJournal(user_paths().state_dir / JOURNAL_NAME).read()))
+        return tuple(map(saved_job_entry, unfinished_jobs()))
 
     async def ask() -> tuple[JobEntry, ...]:
         async with client:

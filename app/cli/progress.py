@@ -94,14 +94,29 @@ class JsonView:
         pass
 
 
+class Whole:
+    """Tells where one operation ends and the next begins: several models may be fetched one after another."""
+
+    def __init__(self) -> None:
+        self._total = 0
+        self._completed = 0
+
+    def is_another(self, line: ProgressLine) -> bool:
+        """Whether this line belongs to another operation than the one before it."""
+        was_complete = self._completed == self._total != line.all_total
+        is_another = line.all_completed < self._completed or (was_complete and self._total > 0)
+        self._total, self._completed = line.all_total, line.all_completed
+        return is_another
+
+
 class PlainView:
     """A line for each new stage, and for each tenth of the whole; of each file where the whole is not known."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._status = ""
-        self._stage: str | None = None
-        self._steps: dict[str | None, int] = {}
-        self._rate = RateMeter(clock=clock)
+        self._whole = Whole()
+        self._begin()
 
     def show(self, line: ProgressLine) -> None:
         if not line.total:
@@ -116,7 +131,14 @@ class PlainView:
     def close(self) -> None:
         pass
 
+    def _begin(self) -> None:
+        self._stage: str | None = None
+        self._steps: dict[str | None, int] = {}
+        self._rate = RateMeter(clock=self._clock)
+
     def _show_whole(self, line: ProgressLine) -> None:
+        if self._whole.is_another(line):
+            self._begin()
         # Files are verified while others still arrive.
         if self._stage is None or line.status != "verifying":
             self._stage = line.status

@@ -182,8 +182,10 @@ class Schedule:
             mirrors.failed(claim.url, failure.reason, claim.began_s, now_s)
         if mirrors.current == claim.url:
             delay_s = 0.0 if claim.position - claim.start >= MIB else self._policy.delay_s(mirrors.failures)
-            transfer.retry_at_s = now_s + max(delay_s, failure.retry_after_s)
-            self.events.put(Said(f"the connection broke ({failure.reason}), trying again"))
+            delay_s = max(delay_s, failure.retry_after_s)
+            transfer.retry_at_s = now_s + delay_s
+            when = f" in {delay_s:.0f} s" if delay_s >= 1 else ""
+            self.events.put(Said(f"the connection broke ({failure.reason}), trying again{when}"))
             if transfer.supports_ranges is False:
                 transfer.supports_ranges = None
         if not transfer.file.is_resumable:

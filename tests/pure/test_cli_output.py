@@ -136,6 +136,34 @@ def test_plain_lines_tell_each_tenth_of_the_whole(capsys: pytest.CaptureFixture[
     assert len(lines) == 11
 
 
+def two_models() -> list[ProgressLine]:
+    """Two operations one after the other, the second smaller."""
+    return [
+        ProgressLine("downloading", "w.gguf", total, completed, total + 10, completed + 10)
+        for total in (2000, 1000)
+        for completed in (0, total // 2, total)
+    ]
+
+
+def test_each_of_several_models_is_a_whole_in_plain_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    view = PlainView(clock=lambda: 0.0)
+    for line in two_models():
+        view.show(line)
+    assert capsys.readouterr().err.splitlines() == [
+        "downloading: 1 kB of 2 kB (50 %)", "downloading: 2 kB of 2 kB (100 %)",
+        "downloading: 510 B of 1 kB (50 %)", "downloading: 1 kB of 1 kB (100 %)",
+    ]  # fmt: skip
+
+
+def test_each_of_several_models_has_bars_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    view = BarView()
+    for line in two_models()[:-1]:
+        view.show(line)
+    view.close()
+    last = [line.split() for line in capsys.readouterr().err.splitlines()][-2:]
+    assert [(words[0], words[2]) for words in last] == [("w.gguf", "0.5/1.0"), ("total", "0.5/1.0")]
+
+
 async def test_a_tally_counts_what_came_while_it_looked_on() -> None:
     now_s = 0.0
 

@@ -87,6 +87,14 @@ async def test_jobs_wait_in_order(jobs: Jobs, pulls: Pulls) -> None:
     assert {job.state for job in jobs.list()} == {"done"}
 
 
+async def test_what_is_here_waits_for_nobody(jobs: Jobs, pulls: Pulls) -> None:
+    for number in range(3):
+        start(jobs, f"o/{number}")
+    job = jobs.start(PullRequest("o/here"), is_here=True)
+    assert (job.state, await follow(jobs, job)) == ("done", [])
+    assert "o/here" not in pulls.begun
+
+
 async def test_one_model_has_one_job(jobs: Jobs, pulls: Pulls) -> None:
     job = start(jobs, "Org/Repo", limit_bytes_per_s=5)
     assert start(jobs, "org/repo") is job
