@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -214,3 +215,41 @@ def test_the_rate_is_that_of_the_last_seconds() -> None:
     assert meter.seconds_left(0) == 0
     now_s = 1000.0
     assert meter.bytes_per_s < 10
+
+
+@pytest.mark.parametrize("seed", range(10))
+async def test_whatever_is_asked_no_place_stays_empty_and_every_stream_ends(
+    jobs: Jobs, pulls: Pulls, seed: int
+) -> None:
+    choose = random.Random(seed)
+    models = [f"o/{number}" for number in range(5)]
+    streams: list[asyncio.Task[list[PullProgress]]] = []
+    for _ in range(80):
+        match choose.choice(("start", "start", "pull", "leave", "pause", "resume", "cancel", "finish", "wait")):
+            case "start":
+                start(jobs, choose.choice(models))
+            case "pull":
+                job = jobs.start(PullRequest(choose.choice(models)))
+                streams.append(asyncio.create_task(follow(jobs, job, holds=True)))
+                await asyncio.sleep(0)
+            case "leave" if streams:
+                choose.choice(streams).cancel()
+            case "finish":
+                pulls.gate(choose.choice(models)).set()
+            case "wait":
+                await asyncio.sleep(0.01)
+            case ("pause" | "resume" | "cancel") as action if jobs.list():
+                outcome = getattr(jobs, action)(choose.choice(jobs.list()))
+                if outcome is not None:
+                    await outcome
+        running = [job for job in jobs.list() if job.state == "running"]
+        queued = [job for job in jobs.list() if job.state == "queued"]
+        assert len(running) <= 2
+        assert len(running) == 2 or not queued
+    for model in models:
+        pulls.gate(model).set()
+    await asyncio.wait_for(asyncio.gather(*streams, return_exceptions=True), 10)
+    for job in jobs.list():
+        if job.is_active:
+            await asyncio.wait_for(follow(jobs, job), 10)
+    assert {job.state for job in jobs.list()} <= {"done", "paused", "cancelled"}
