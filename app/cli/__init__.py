@@ -16,9 +16,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line `arguments`, by default those of the process; ends with SystemExit."""
     from app.cli.application import application
     from app.cli.failure import CommandFailure, failure_sentence
-    from app.cli.output import notice, tolerate_any_encoding
+    from app.cli.output import notice, tolerate_any_streams
 
-    tolerate_any_encoding()
+    tolerate_any_streams()
     try:
         application(arguments, prog_name="quire")
     except CommandFailure as failure:

@@ -80,7 +80,7 @@ application.add_typer(chats.chats, name="chats")
 application.command("serve")(daemon.serve)
 application.command("shutdown")(daemon.shutdown)
 
-disks = typer.Typer(help="Choose the disk for models, move them, read those of other folders.", no_args_is_help=True)
+disks = typer.Typer(help="Choose the disk for models, move them, add folders.", no_args_is_help=True)
 disks.command("list")(disk.list_disks)
 disks.command("use")(disk.use)
 disks.command("usage")(disk.usage)

@@ -24,7 +24,10 @@ def export(
     force: ForceOption = False,
     json_output: JsonOption = False,
 ) -> None:
-    """Write a model into one file, for `quire import` on another machine."""
+    """Write a model into one file.
+
+    `quire import` installs it on another machine.
+    """
     from app.settings import load_settings
     from store.bundle import export_model
 

@@ -47,6 +47,8 @@ def list_chats(
         write_json({"chats": entries})
         return
     write_table(("ID", "TITLE", "MODEL", "CHANGED"), [_row(entry) for entry in entries])
+    if not entries:
+        notice("No chat is saved; `quire run MODEL` begins one.")
 
 
 @chats.command("search")
@@ -60,6 +62,9 @@ def search(
     hits = _ask(lambda records: records.search(query))
     if json_output:
         write_json({"hits": hits})
+        return
+    if not hits:
+        notice(f"No chat has {' '.join(words)}; `quire chats` lists all.")
         return
     write_table(
         ("ID", "TITLE", "FOUND"), [(hit.chat.id, _printable(hit.chat.title), _printable(hit.snippet)) for hit in hits]

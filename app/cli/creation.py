@@ -27,9 +27,10 @@ def create(
     file: Annotated[Path, typer.Option("-f", "--file", help="The Modelfile.")] = Path("Modelfile"),
     json_output: JsonOption = False,
 ) -> None:
-    """Make a model of your own: a system prompt, sampling defaults and more on top of another model.
+    """Make a model of your own from a Modelfile.
 
-    Its files are those of the model that FROM names, which is pulled if need be.
+    A system prompt, sampling defaults and more on top of another model.  Its files are those of the
+    model that FROM names, which is pulled if need be.
     """
     from app.creation import create as create_model
     from app.creation import read_modelfile

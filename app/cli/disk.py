@@ -26,7 +26,7 @@ YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before 
 
 
 def list_disks(json_output: JsonOption = False) -> None:
-    """Show the disks that could hold models, and the folders that are read too."""
+    """Show the disks for models, and the folders that were added."""
     from app.settings import load_settings
     from store.disks import preselected, read_disks
     from store.external import user_caches
@@ -226,7 +226,10 @@ def add(
     path: Annotated[Path, typer.Argument(help="A Hugging Face cache, or a directory of models.")],
     json_output: JsonOption = False,
 ) -> None:
-    """Use the models of another folder in place; Quire never writes there."""
+    """Use the models of another folder in place.
+
+    Quire never writes there.
+    """
     from app.settings import load_settings
     from store.external_folders import add_folder
     from store.paths import DataRoot

@@ -20,7 +20,7 @@ def show_pull_plan(settings: Settings, name: str, *, is_offline: bool, json_outp
 
     root = DataRoot.look(settings.data_root)
     hub = hub_settings(settings, is_offline=is_offline)
-    plan = plan_pull(name, root, hub, lambda _: None, lambda: False)
+    plan = plan_pull(name, root, hub, lambda progress: notice(progress.status), lambda: False)
     if json_output:
         write_json(_plan_as_json(plan, root))
     else:
@@ -36,7 +36,9 @@ def _show_plan(plan: PullPlan, root: DataRoot) -> None:
     if rows:
         write_table(("FILE", "SIZE", "TO FETCH", ""), rows)
     source = f"from {plan.endpoints[0]}" if plan.endpoints else ""
-    notice(f"{plan.wanted.name} at {plan.revision} ({plan.commit[:12]}) {source}")
+    commit = plan.commit[:12]
+    version = commit if str(plan.revision) == str(plan.commit) else f"{plan.revision} ({commit})"
+    notice(f"{plan.wanted.name} at {version} {source}")
     if not rows:
         notice("What the package holds and how large it is shows once it is here.")
     for need in plan.space_needs(root):

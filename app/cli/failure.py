@@ -31,5 +31,7 @@ def failure_sentence(error: Exception) -> str:
     if isinstance(message, str) and message:
         return message
     if isinstance(error, OSError):
-        return f"The operating system refused: {error}; set QUIRE_DEBUG=1 to see where."
+        reason = (error.strerror or str(error) or type(error).__name__).lower()
+        what = f" for {error.filename}" if error.filename else ""
+        return f"The operating system refused ({reason}{what}); set QUIRE_DEBUG=1 to see where."
     return f"Unexpected {type(error).__name__}: {error}; set QUIRE_DEBUG=1 to see where, and please report it."

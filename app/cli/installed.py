@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from app.cli.local_store import open_store
-from app.cli.output import format_age, format_bytes, write_json, write_table
+from app.cli.output import format_age, format_bytes, notice, write_json, write_table
 from app.cli.resident import JsonOption
 
 
@@ -18,3 +18,5 @@ def list_models(json_output: JsonOption = False) -> None:
         return
     rows = [(e.name, e.digest[:12], format_bytes(e.size), e.source, format_age(e.modified_at)) for e in entries]
     write_table(("NAME", "ID", "SIZE", "SOURCE", "MODIFIED"), rows)
+    if not entries:
+        notice("No model is installed; `quire run starter` gets a small one, `quire recommend` shows what fits.")

@@ -19,7 +19,7 @@ _UNFINISHED = ("queued", "running", "paused")
 
 
 def jobs(json_output: JsonOption = False) -> None:
-    """Show the downloads of the daemon: those on their way, and those that ended not long ago."""
+    """Show downloads: on their way, paused, and ended lately."""
     from app.settings import load_settings
 
     found = _jobs(load_settings())

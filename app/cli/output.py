@@ -6,19 +6,24 @@ Formatting is plain text and pure; colours and bars are in `app.cli.progress`.
 from __future__ import annotations
 
 import io
+import os
 import shutil
 import sys
 import unicodedata
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 _CONTROL_CHARACTERS = {code: None for code in (*range(0x20), 0x7F, *range(0x80, 0xA0)) if chr(code) not in "\n\t"}
 _AGES = ((365 * 86400, "year"), (30 * 86400, "month"), (86400, "day"), (3600, "hour"), (60, "minute"), (1, "second"))
 
 
-def tolerate_any_encoding() -> None:
-    """Let a terminal or pipe of a small encoding show `?` where it must, instead of failing."""
+def tolerate_any_streams() -> None:
+    """Let a terminal or pipe of a small encoding show `?` where it must, and take a closed stream for an empty one."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115  # open to the end
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")

@@ -36,7 +36,7 @@ def recommend(
     ] = None,
     json_output: JsonOption = False,
 ) -> None:
-    """Show which models fit this machine's GPU or RAM, the best first."""
+    """Show which models fit this machine, the best first."""
     from app.residency.recommend import why_not_served
     from app.settings import load_settings
 

@@ -34,6 +34,8 @@ def ps(json_output: JsonOption = False) -> None:
         return
     header = ("NAME", "SIZE", "DEVICE", "CONTEXT", "REQUESTS", "KV USED", "LOADED")
     write_table(header, [_row(model) for model in models])
+    if not models:
+        notice("No model is in memory; `quire run MODEL` loads one.")
 
 
 def _row(model: RunningModelEntry) -> tuple[str, ...]:

