@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.api.output import OutputDelta
-from store.chat_records import EndStatus, Message, TurnNumbers
-from store.chats_db import ChatsDb
+from store.chats.records import EndStatus, Message, TurnNumbers
+from store.chats.tree import ChatsDb
 from store.database import DatabaseThread
 from store.errors import DatabaseUnusable
 

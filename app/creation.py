@@ -12,13 +12,13 @@ from engine.api.errors import BrokenCheckpoint, EngineError, InvalidParameter
 from engine.api.sampling import SamplingParams
 from engine.text.chat_template import ChatTemplate
 from engine.text.stage import open_text_files
-from store.derive import create_model
 from store.errors import InvalidModelfile
 from store.facts import read_model_facts
-from store.modelfile import MAX_MODELFILE_BYTES, Modelfile, parameter_name, parse_modelfile
 from store.models import InstalledModel, ModelStore
 from store.names import parse_model_name
-from store.preset import Preset
+from store.presets.derive import create_model
+from store.presets.modelfile import MAX_MODELFILE_BYTES, Modelfile, parameter_name, parse_modelfile
+from store.presets.preset import Preset
 
 _LEAST_CONTEXT = 2
 """A token of the prompt and one of the answer."""
@@ -57,7 +57,7 @@ def _located(base: str, folder: Path) -> str:
 def create(store: ModelStore, name: str, modelfile: Modelfile) -> InstalledModel:
     """Register the model that a Modelfile describes; its base is installed.
 
-    Raises InvalidModelfile and whatever `store.derive.create_model` does.
+    Raises InvalidModelfile and whatever `store.presets.derive.create_model` does.
     """
     base = store.find(modelfile.base)
     check_preset(modelfile.preset.over(base.preset), base.path)

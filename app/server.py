@@ -53,7 +53,7 @@ from app.settings import Settings
 from app.throughput_log import log_throughput
 from app.usage_recorder import UsageRecorder
 from app.version import VERSION
-from store.chats_db import ChatsDb
+from store.chats.tree import ChatsDb
 from store.database import DatabaseThread
 from store.errors import DatabaseUnusable
 from store.facts import ModelFacts

@@ -28,7 +28,7 @@ from engine.text.stage import SequenceText, TextStage, open_text_files
 from engine.text.tokenizer import Tokenizer, empty_tokenizer
 
 if TYPE_CHECKING:
-    from store.preset import Preset
+    from store.presets.preset import Preset
 
 PromptInput = str | Sequence[int] | Mapping[str, Any]
 """A text, token ids, or a mapping with `prompt` or `prompt_token_ids`."""

@@ -1,7 +1,7 @@
 """Questions that may never be answered: by a name server that is filtered, by a network disk whose server is gone.
 
 Neither a socket's timeouts nor anything that reads a disk bounds those, so each is asked in a thread that is left
-behind.  Knows nothing of what is asked.  Called by `disks`, `folder_reader` and `sources.hub_account`.
+behind.  Knows nothing of what is asked.  Called by `disk.filesystems`, `folder_reader` and `sources.hub_account`.
 """
 
 from __future__ import annotations

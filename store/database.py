@@ -2,7 +2,7 @@
 
 A file that is no database any more is moved aside and a new one begun: chats are lost then, but models
 still answer.  Before the schema of an existing file changes, a copy is kept beside it.  Knows nothing of
-what the tables mean: `store.chats_db` and `store.usage_db` do.  Called by `app.server` (`DatabaseThread`)
+what the tables mean: `store.chats.tree` and `store.usage_db` do.  Called by `app.server` (`DatabaseThread`)
 and by commands that run without a daemon (`open_database`).
 """
 

@@ -2,7 +2,7 @@
 
 A data root carries a marker file with an id; the user's state directory remembers, for every root that
 was opened, the id and where its file system was mounted.  A root that is remembered and whose marker is
-gone is not created again.  Knows nothing of what a root contains; called by `paths` and `relocate`.
+gone is not created again.  Knows nothing of what a root contains; called by `paths` and `disk.relocate`.
 """
 
 from __future__ import annotations

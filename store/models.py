@@ -30,7 +30,7 @@ from store.formats.part_names import part_paths
 from store.hf_cache import RepoCache
 from store.names import CommitId, ModelName, RepoFile, RepoId, parse_model_name
 from store.paths import DataRoot
-from store.preset import Preset
+from store.presets.preset import Preset
 
 _MANIFEST_FOLDER = "quire"
 MAX_MANIFEST_BYTES = 1024 * 1024

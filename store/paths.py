@@ -35,7 +35,7 @@ from store.known_roots import (
 APP_NAME = "quire"
 CONFIG_NAME = "config.toml"
 MOVE_JOURNAL_NAME = ".quire-move.json"
-"""In a data root that a move fills or has filled; see `store.relocate`."""
+"""In a data root that a move fills or has filled; see `store.disk.relocate`."""
 _PROBE_BYTES = 4096
 
 

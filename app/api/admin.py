@@ -35,7 +35,7 @@ from app.translate.running import running_entries
 from store.errors import StoreError
 from store.known_facts import KnownFacts
 from store.models import InstalledModel, ModelStore
-from store.removal import plan_removal, remove
+from store.upkeep.removal import plan_removal, remove
 
 PROGRESS = {200: ResponseSpec(ProgressLine, description="JSON lines; the last one has the status success.")}
 

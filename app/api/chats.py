@@ -39,9 +39,9 @@ from app.schema.openai import ChatChunk, ChatRequest
 from app.settings import Settings
 from app.translate.chats import chat_details, chat_entry, imported_chat, model_revision, saved_message, search_hit_entry
 from app.translate.openai import chat_job
-from store.chat_export import as_json_lines, as_markdown
-from store.chat_search import search_chats
-from store.chats_db import ChatsDb
+from store.chats.export import as_json_lines, as_markdown
+from store.chats.search import search_chats
+from store.chats.tree import ChatsDb
 from store.database import DatabaseThread
 from store.errors import StoreError
 from store.models import ModelStore

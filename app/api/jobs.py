@@ -25,7 +25,7 @@ from app.translate.jobs import job_entry
 from store.errors import ModelNotFound
 from store.models import ModelStore
 from store.names import parse_model_name
-from store.removal import remove_unfinished
+from store.upkeep.removal import remove_unfinished
 
 PROGRESS = {200: ResponseSpec(ProgressLine, description="JSON lines; the last one has the status success.")}
 NOT_FOUND = {404: ResponseSpec(ErrorBody, description="No job has this id.")}

@@ -29,7 +29,7 @@ def export(
     `quire import` installs it on another machine.
     """
     from app.settings import load_settings
-    from store.bundle import export_model
+    from store.bundles.bundle import export_model
 
     if file.is_dir():
         raise CommandFailure(f"{file} is a directory; name a file in it, such as {file / 'model.tar'}.")
@@ -53,7 +53,7 @@ def import_bundle(
 ) -> None:
     """Install a model from a file, without a network."""
     from app.settings import load_settings
-    from store.bundle_import import import_model
+    from store.bundles.bundle_import import import_model
 
     with (
         changing_store(load_settings(), creates=True) as store,

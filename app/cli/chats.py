@@ -136,7 +136,7 @@ def import_chats(
 ) -> None:
     """Save the chats of a file; those that are saved already stay as they are."""
     from app.translate.chats import import_body
-    from store.chat_import import read_chats
+    from store.chats.imports import read_chats
 
     imported = read_chats(file)
 

@@ -35,7 +35,7 @@ def create(
     from app.creation import create as create_model
     from app.creation import read_modelfile
     from app.settings import load_settings
-    from store.derive import check_new_name
+    from store.presets.derive import check_new_name
 
     settings = load_settings()
     new_name = check_new_name(name)
@@ -57,7 +57,7 @@ def copy(
     The files are shared, and stay until the last of their names is removed.
     """
     from app.settings import load_settings
-    from store.derive import copy_model
+    from store.presets.derive import copy_model
 
     with changing_store(load_settings()) as store:
         model = copy_model(store, source, name)

@@ -18,7 +18,7 @@ from app.cli.resident import JsonOption
 
 if TYPE_CHECKING:
     from app.settings import Settings
-    from store.disks import Disk
+    from store.disk.filesystems import Disk
     from store.folder_reader import FolderScan
 
 DISK_HEADER = ("DISK", "TYPE", "KIND", "FREE", "TOTAL", "FOLDER")
@@ -28,7 +28,7 @@ YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before 
 def list_disks(json_output: JsonOption = False) -> None:
     """Show the disks for models, and the folders that were added."""
     from app.settings import load_settings
-    from store.disks import preselected, read_disks
+    from store.disk.filesystems import preselected, read_disks
     from store.external import user_caches
     from store.external_folders import registered_folders
     from store.folder_reader import FolderReader
@@ -141,7 +141,7 @@ def use(
 
 def data_root_at(path: Path) -> Path:
     """The data root that a path from the command line means; on a mount point, a folder of Quire's own."""
-    from store.disks import user_folder_on
+    from store.disk.filesystems import user_folder_on
     from store.known_roots import read_marker
 
     path = path.expanduser().absolute()
@@ -185,7 +185,7 @@ def warn_of_override(settings: Settings, target: Path) -> None:
 
 
 def _tell_what_stays(old: Path) -> None:
-    from store.disk_usage import disk_usage
+    from store.disk.usage import disk_usage
     from store.paths import DataRoot
 
     models = disk_usage(DataRoot(old)).models if old.is_dir() else {}
@@ -199,7 +199,7 @@ def _tell_what_stays(old: Path) -> None:
 def usage(json_output: JsonOption = False) -> None:
     """Show what takes the room below the data root."""
     from app.settings import load_settings
-    from store.disk_usage import disk_usage
+    from store.disk.usage import disk_usage
     from store.paths import DataRoot
 
     root = DataRoot.look(load_settings().data_root)

@@ -14,7 +14,7 @@ from app.cli.failure import INTERRUPTED_EXIT_CODE
 from app.cli.output import format_bytes, notice
 
 if TYPE_CHECKING:
-    from store.relocate import MoveReport
+    from store.disk.relocate import MoveReport
 
 _SHOWN_EVERY_S = 0.2
 _PLAIN_STEP_PERCENT = 10
@@ -31,8 +31,8 @@ def move(
     """
     from app.config_file import remember_setting
     from app.settings import load_settings
+    from store.disk.relocate import move_data_root, pending_move
     from store.paths import DataRoot
-    from store.relocate import move_data_root, pending_move
 
     settings = load_settings()
     target = data_root_at(path)

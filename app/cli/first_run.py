@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from app.settings import Settings
-    from store.disks import Disk
+    from store.disk.filesystems import Disk
 
 
 def settle_data_root(settings: Settings, *, may_ask: bool = True) -> Settings:
@@ -27,7 +27,7 @@ def settle_data_root(settings: Settings, *, may_ask: bool = True) -> Settings:
     """
     if settings.origin("data_root") != "default":
         return settings
-    from store.disks import LOW_SPACE_BYTES, free_bytes_at, is_real_choice, read_disks
+    from store.disk.filesystems import LOW_SPACE_BYTES, free_bytes_at, is_real_choice, read_disks
     from store.paths import DataRoot
 
     is_used = DataRoot(settings.data_root).hub.exists()
@@ -44,7 +44,7 @@ def settle_data_root(settings: Settings, *, may_ask: bool = True) -> Settings:
 
 def choose_data_root(disks: Sequence[Disk]) -> Path:
     """Ask which disk, until there is an answer that works; the data root, made."""
-    from store.disks import preselected
+    from store.disk.filesystems import preselected
     from store.errors import StoreError
     from store.paths import DataRoot
 
@@ -102,7 +102,7 @@ def _remembered(settings: Settings, root: Path) -> Settings:
 
 def _warn_if_low(root: Path, disks: Sequence[Disk], free_bytes: int, *, is_used: bool) -> None:
     from app.cli.output import format_bytes
-    from store.disks import roomier_disk
+    from store.disk.filesystems import roomier_disk
 
     better = roomier_disk(disks, free_bytes)
     if better is not None:

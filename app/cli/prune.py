@@ -13,7 +13,7 @@ from app.cli.resident import JsonOption
 
 if TYPE_CHECKING:
     from store.models import ModelStore
-    from store.prune import Finding
+    from store.upkeep.prune import Finding
 
 DEFAULT_DAYS = 30.0
 
@@ -36,7 +36,7 @@ def prune(
     Installed models stay.
     """
     from app.settings import load_settings
-    from store.prune import find_waste
+    from store.upkeep.prune import find_waste
 
     with changing_store(load_settings()) as store:
         findings = find_waste(store, older_than_days=older_than, everything=everything)
@@ -75,7 +75,7 @@ def _is_wanted(findings: list[Finding], *, yes: bool, may_ask: bool) -> bool:
 def _delete(store: ModelStore, findings: list[Finding]) -> tuple[list[dict[str, Any]], int]:
     """One failure does not keep the others: a repository may be in the middle of a download."""
     from store.errors import StoreError
-    from store.prune import prune as prune_one
+    from store.upkeep.prune import prune as prune_one
 
     entries, freed_bytes = [], 0
     for finding in findings:

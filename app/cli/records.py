@@ -81,7 +81,7 @@ class LocalChats:
     """Chats from the database, without a daemon."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
-        from store.chats_db import ChatsDb
+        from store.chats.tree import ChatsDb
 
         self._connection = connection
         self._chats = ChatsDb(connection)
@@ -93,7 +93,7 @@ class LocalChats:
 
     async def search(self, words: str, *, limit: int = 20) -> tuple[SearchHitEntry, ...]:
         from app.translate.chats import search_hit_entry
-        from store.chat_search import search_chats
+        from store.chats.search import search_chats
 
         return tuple(map(search_hit_entry, search_chats(self._connection, words, limit=limit)))
 
@@ -121,7 +121,7 @@ class LocalChats:
         return chat_entry(self._chats.delete(chat_id))
 
     async def export(self, chat_id: str, file_format: ExportFormat) -> str:
-        from store.chat_export import as_json_lines, as_markdown
+        from store.chats.export import as_json_lines, as_markdown
 
         chat = self._chats.chat(chat_id)
         export = as_markdown if file_format == "markdown" else as_json_lines

@@ -16,7 +16,7 @@ from app.cli.resident import JsonOption
 if TYPE_CHECKING:
     from app.client import QuireClient
     from store.models import ModelStore
-    from store.removal import Removal
+    from store.upkeep.removal import Removal
 
 
 def remove(
@@ -60,8 +60,8 @@ async def _remove_each(
 
 
 async def _remove(client: QuireClient | None, store: ModelStore, model: str, *, force: bool) -> dict[str, Any]:
-    from store.removal import plan_removal
-    from store.removal import remove as remove_from_store
+    from store.upkeep.removal import plan_removal
+    from store.upkeep.removal import remove as remove_from_store
 
     plan = plan_removal(store, model)
     if client is not None and not force and plan.name in {running.name for running in await client.ps()}:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from store.hub_settings import HubSettings
     from store.models import ModelStore
     from store.progress import CancelCheck, Reporter
-    from store.update import Refresh, Standing
+    from store.upkeep.update import Refresh, Standing
 
 _SHOWN_DIGITS = 12
 _FAILURES = ("unknown", "failed")
@@ -108,7 +108,7 @@ def _standings(
     store: ModelStore, models: list[str] | None, hub: HubSettings, is_cancelled: CancelCheck
 ) -> list[Standing]:
     from store.plan import current_commit
-    from store.update import standings
+    from store.upkeep.update import standings
 
     return list(standings(store, models or [], lambda name: current_commit(name, hub, is_cancelled)))
 
@@ -126,7 +126,7 @@ def _entry(standing: Standing) -> dict[str, Any]:
 def _updated(store: ModelStore, standing: Standing, refresh: Refresh, reporter: Reporter) -> dict[str, Any]:
     """Update the model if there is something newer; one failure does not keep the others."""
     from store.errors import Cancelled, StoreError
-    from store.update import update_model
+    from store.upkeep.update import update_model
 
     entry = _entry(standing)
     if standing.state != "outdated":

@@ -12,7 +12,7 @@ from app.cli.resident import JsonOption
 from app.cli.store_work import shown_progress
 
 if TYPE_CHECKING:
-    from store.verify import Verdict
+    from store.upkeep.verify import Verdict
 
 
 def verify(
@@ -25,7 +25,7 @@ def verify(
     """
     from app.settings import load_settings
     from store.errors import Cancelled, StoreError
-    from store.verify import Verifier, models_to_verify
+    from store.upkeep.verify import Verifier, models_to_verify
 
     verdicts: list[Verdict] = []
     errors: list[dict[str, str]] = []

@@ -16,8 +16,8 @@ from app.schema.admin import (
     ModelMemory,
     ProgressLine,
 )
-from store.modelfile import Modelfile, format_modelfile
-from store.preset import Preset
+from store.presets.modelfile import Modelfile, format_modelfile
+from store.presets.preset import Preset
 
 if TYPE_CHECKING:
     from engine.api.wire import Progress

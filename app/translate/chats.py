@@ -22,9 +22,9 @@ from app.schema.chats import (
     TurnEntry,
 )
 from app.translate.admin import rfc3339
-from store.chat_import import ImportedChat
-from store.chat_records import Chat, Message, Part, StoredMessage, Turn
-from store.chat_search import SearchHit
+from store.chats.imports import ImportedChat
+from store.chats.records import Chat, Message, Part, StoredMessage, Turn
+from store.chats.search import SearchHit
 from store.errors import InvalidName
 from store.models import InstalledModel
 from store.names import RepoId

@@ -14,7 +14,7 @@ import msgspec
 
 from engine.api.request import GenerateRequest
 from engine.api.sampling import SamplingParams
-from store.preset import Preset
+from store.presets.preset import Preset
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ from engine.loading.packed_state import find_segments, is_segment, named_tensors
 from engine.models.decoder import DecoderModel
 from store.errors import BrokenFile
 from store.formats.safetensors import read_safetensors_header
-from store.prune_caches import PACKED_SOURCES_KEY
+from store.upkeep.prune_caches import PACKED_SOURCES_KEY
 
 log = logging.getLogger(__name__)
 

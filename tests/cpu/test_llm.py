@@ -14,11 +14,11 @@ from engine.api.request import Prompt
 from engine.loop import EngineLoop
 from engine.runner.largest_step import largest_step
 from engine.runner.model_runner import ModelRunner
-from store.derive import create_model
 from store.errors import ModelNotFound
 from store.models import ModelStore
 from store.paths import DataRoot
-from store.preset import Parameters, Preset
+from store.presets.derive import create_model
+from store.presets.preset import Parameters, Preset
 from tests.fakes.checkpoints import write_hf_checkpoint, write_tokenizer
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)

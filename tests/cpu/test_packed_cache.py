@@ -22,7 +22,7 @@ from engine.loading.packed_cache import PackedCache
 from engine.loading.packed_state import named_tensors
 from engine.models.decoder import DecoderModel
 from store.formats.safetensors import read_safetensors_header
-from store.prune_caches import packed_sources
+from store.upkeep.prune_caches import packed_sources
 from tests.fakes.checkpoints import write_gguf_checkpoint, write_hf_checkpoint
 
 CPU = torch.device("cpu")

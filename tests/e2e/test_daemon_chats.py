@@ -14,7 +14,7 @@ import pytest
 
 from app.client import ChatFinished, ClientError, QuireClient
 from app.schema.chats import ImportedChatBody, ImportedMessage
-from store.chats_db import ChatsDb
+from store.chats.tree import ChatsDb
 from store.database import open_database
 from tests.fakes.daemon import FakeDaemon, eventually, running_daemon
 from tests.fakes.tiny_model import write_tiny_model

@@ -13,15 +13,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from store.bundle import export_model
-from store.bundle_import import import_model, read_bundle
-from store.derive import create_model
+from store.bundles.bundle import export_model
+from store.bundles.bundle_import import import_model, read_bundle
 from store.errors import BrokenFile, ModelBusy, NameTaken, NotEnoughSpace, StoreError, UnsupportedFormat
 from store.locks import repo_lock_now
 from store.models import Manifest, ManifestFile, ModelStore
 from store.names import RepoId
 from store.paths import DataRoot
-from store.preset import Parameters, Preset
+from store.presets.derive import create_model
+from store.presets.preset import Parameters, Preset
 from store.progress import PullProgress, Reporter
 from tests.fakes.hub import COMMIT, git_blob_id, sha256
 from tests.fakes.installed import install

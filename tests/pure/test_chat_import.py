@@ -10,9 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from store.chat_export import as_json_lines
-from store.chat_import import read_chats
-from store.chats_db import ChatsDb
+from store.chats.export import as_json_lines
+from store.chats.imports import read_chats
+from store.chats.tree import ChatsDb
 from store.database import open_database
 from store.errors import UnsupportedFormat
 from store.migrations import migrate

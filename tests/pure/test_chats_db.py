@@ -11,10 +11,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 
-from store.chat_export import as_json_lines, as_markdown
-from store.chat_records import Message, Part, TurnNumbers, message_hash, new_chat_id, title_of
-from store.chat_search import search_chats, search_terms, snippet
-from store.chats_db import ChatsDb
+from store.chats.export import as_json_lines, as_markdown
+from store.chats.records import Message, Part, TurnNumbers, message_hash, new_chat_id, title_of
+from store.chats.search import search_chats, search_terms, snippet
+from store.chats.tree import ChatsDb
 from store.database import open_database
 from store.errors import ChatNotFound
 from store.migrations import migrate

@@ -20,7 +20,7 @@ from app.cli.first_run import settle_data_root
 from app.config_file import remember_setting
 from app.errors import SettingsError
 from app.settings import load_settings
-from store.disks import Disk
+from store.disk.filesystems import Disk
 from store.paths import DataRoot
 
 GB = 10**9
@@ -40,8 +40,8 @@ def big(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Disk:
     (tmp_path / "big").mkdir()
     home = Disk(Path("/"), "ext4", 12 * GB, 50 * GB, tmp_path / "XDG_DATA_HOME/quire", is_home=True)
     big = Disk(tmp_path / "big", "xfs", 900 * GB, 1000 * GB, tmp_path / "big/quire", is_rotational=True)
-    monkeypatch.setattr("store.disks.read_disks", lambda: [home, big])
-    monkeypatch.setattr("store.disks.free_bytes_at", lambda _: home.free_bytes)
+    monkeypatch.setattr("store.disk.filesystems.read_disks", lambda: [home, big])
+    monkeypatch.setattr("store.disk.filesystems.free_bytes_at", lambda _: home.free_bytes)
     return big
 
 
@@ -125,7 +125,7 @@ def test_nobody_is_asked_who_has_chosen_or_cannot_answer(
         DataRoot.open()
     elif why == "no choice":
         home = Disk(Path("/"), "ext4", 12 * GB, 50 * GB, tmp_path / "home", is_home=True)
-        monkeypatch.setattr("store.disks.read_disks", lambda: [home, replace(big, is_network=True)])
+        monkeypatch.setattr("store.disk.filesystems.read_disks", lambda: [home, replace(big, is_network=True)])
     settings = load_settings(flags)
     assert settle_data_root(settings, may_ask=why != "json") == settings
 

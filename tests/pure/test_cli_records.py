@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from app.cli import main
-from store.chat_records import Message, TurnNumbers
-from store.chats_db import ChatsDb
+from store.chats.records import Message, TurnNumbers
+from store.chats.tree import ChatsDb
 from store.database import open_database
 from store.paths import user_paths
 from store.usage_db import Lengths, UsageDb

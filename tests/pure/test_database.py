@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from store import migrations
-from store.chat_records import Message, TurnNumbers
-from store.chats_db import ChatsDb
+from store.chats.records import Message, TurnNumbers
+from store.chats.tree import ChatsDb
 from store.database import DatabaseThread, open_database
 from store.errors import DatabaseUnusable
 from store.usage_db import UsageDb

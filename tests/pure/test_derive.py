@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from store.derive import copy_model, create_model
 from store.errors import BrokenFile, InvalidName, ModelBusy, ModelNotFound, NameTaken
 from store.external_folders import add_folder
 from store.locks import repo_lock_now
 from store.models import ModelStore
 from store.names import RepoId
 from store.paths import DataRoot
-from store.preset import Parameters, Preset
-from store.removal import plan_removal, remove
+from store.presets.derive import copy_model, create_model
+from store.presets.preset import Parameters, Preset
+from store.upkeep.removal import plan_removal, remove
 from tests.fakes.installed import install
 
 RHYME = Preset(system="Rhyme.", parameters=Parameters(temperature=0.5))

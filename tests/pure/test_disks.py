@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from store.disks import (
+from store.disk.filesystems import (
     Disk,
     Mount,
     folder_on,
@@ -125,7 +125,7 @@ def test_the_folder_on_a_disk_is_never_someone_elses(tmp_path: Path) -> None:
 
 def test_a_disk_where_only_the_users_directory_takes_a_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "me").mkdir()
-    monkeypatch.setattr("store.disks.os.access", lambda path, _mode: Path(path) == tmp_path / "me")
+    monkeypatch.setattr("store.disk.filesystems.os.access", lambda path, _mode: Path(path) == tmp_path / "me")
     assert folder_on(tmp_path, "me") == tmp_path / "me/quire"
     assert folder_on(tmp_path, "you") is None
 

@@ -14,7 +14,7 @@ from store.external_folders import add_folder, registered_folders, remove_folder
 from store.models import ModelStore
 from store.names import parse_model_name
 from store.paths import DataRoot
-from store.removal import remove
+from store.upkeep.removal import remove
 from tests.fakes.hub import COMMIT, sha256
 
 OTHER_COMMIT = "f" * 40

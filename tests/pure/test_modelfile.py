@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from store.errors import InvalidModelfile
-from store.modelfile import Modelfile, format_modelfile, parse_modelfile
-from store.preset import Parameters, Preset, PresetMessage
+from store.presets.modelfile import Modelfile, format_modelfile, parse_modelfile
+from store.presets.preset import Parameters, Preset, PresetMessage
 
 EVERYTHING = '''# A test
 FROM ./some folder/model.gguf

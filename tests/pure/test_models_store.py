@@ -15,7 +15,7 @@ from store.locks import repo_lock_now
 from store.models import ModelStore
 from store.names import CommitId, RepoFile, RepoId
 from store.paths import DataRoot
-from store.removal import remove
+from store.upkeep.removal import remove
 from tests.fakes.hub import COMMIT, sha256
 from tests.fakes.installed import install
 

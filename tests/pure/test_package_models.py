@@ -21,8 +21,8 @@ from store.paths import DataRoot
 from store.plan import current_commit, plan_pull
 from store.progress import Reporter
 from store.pull import pull
-from store.removal import remove
 from store.sources.wheel import extract, read_contents
+from store.upkeep.removal import remove
 from tests.fakes.hub import sha256
 from tests.fakes.package_index import write_wheel
 

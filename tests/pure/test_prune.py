@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 from app.cli import main
-from store.derive import copy_model
 from store.errors import InvalidName, ModelBusy
 from store.hf_cache import RepoCache
 from store.locks import repo_lock_now
 from store.models import ModelStore
 from store.names import CommitId, Digest, RepoFile, RepoId
 from store.paths import DataRoot
-from store.prune import Finding, find_waste, prune
-from store.prune_caches import packed_sources
+from store.presets.derive import copy_model
+from store.upkeep.prune import Finding, find_waste, prune
+from store.upkeep.prune_caches import packed_sources
 from tests.fakes.hub import COMMIT, sha256
 from tests.fakes.installed import install
 

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from store.disk.relocate import MoveReport, move_data_root, pending_move
 from store.errors import BrokenFile, DataRootUnusable, ModelBusy, NotEnoughSpace
 from store.models import Manifest, ManifestFile, ModelStore
 from store.paths import DataRoot
-from store.relocate import MoveReport, move_data_root, pending_move
-from store.removal import remove
+from store.upkeep.removal import remove
 from tests.fakes.hub import COMMIT, sha256
 
 REPOSITORY = Path(__file__).parents[2]
@@ -55,7 +55,7 @@ def refuse_links_from(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             raise OSError(18, "Invalid cross-device link")
         link(existing, new)
 
-    monkeypatch.setattr("store.file_copy.os.link", checked)
+    monkeypatch.setattr("store.disk.file_copy.os.link", checked)
 
 
 def add_model(root: DataRoot, repo: str, content: bytes) -> None:
@@ -124,8 +124,8 @@ def test_there_and_back_again(root: DataRoot, target: Path) -> None:
 KILLED_AT = """
 import os, signal, sys
 from pathlib import Path
-from store.file_copy import Copier
-from store.relocate import move_data_root
+from store.disk.file_copy import Copier
+from store.disk.relocate import move_data_root
 
 target, choice = map(Path, sys.argv[1:3])
 countdown, is_linked = map(int, sys.argv[3:])
@@ -208,7 +208,7 @@ def test_what_changed_between_two_attempts_is_moved_as_it_is_now(root: DataRoot,
 
 def test_a_large_file_goes_on_where_it_stopped(root: DataRoot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     refuse_links_from(tmp_path / "old", monkeypatch)
-    monkeypatch.setattr("store.file_copy._CHUNK_BYTES", 1000)
+    monkeypatch.setattr("store.disk.file_copy._CHUNK_BYTES", 1000)
     target = tmp_path / "quire"
     with pytest.raises(KeyboardInterrupt):
         move_data_root(root.root, target, switch=lambda: None, on_progress=interrupt(15))
@@ -245,7 +245,7 @@ def test_a_disk_that_loses_bytes_is_noticed_and_nothing_is_removed(
 ) -> None:
     refuse_links_from(tmp_path / "old", monkeypatch)
     before = contents(root)
-    monkeypatch.setattr("store.file_copy._sha256", lambda path, _count: f"{path} as it came back")
+    monkeypatch.setattr("store.disk.file_copy._sha256", lambda path, _count: f"{path} as it came back")
     with pytest.raises(BrokenFile, match="differs from the original"):
         move(root.root, tmp_path / "quire")
     assert contents(root) == before
@@ -265,7 +265,7 @@ def test_too_little_room_is_said_before_the_first_byte(
     from collections import namedtuple
 
     monkeypatch.setattr(
-        "store.relocate.shutil.disk_usage", lambda _: namedtuple("Usage", "total used free")(10**9, 0, 64 * 2**20)
+        "store.disk.relocate.shutil.disk_usage", lambda _: namedtuple("Usage", "total used free")(10**9, 0, 64 * 2**20)
     )
     with pytest.raises(NotEnoughSpace, match=r"The move needs .* has 67.1 MB free; .*quire disk list"):
         move(root.root, tmp_path / "quire", keep=True)
@@ -278,7 +278,7 @@ def test_a_disk_without_links_is_refused_and_left_as_it_was(
     def refuse(*_: object) -> None:
         raise PermissionError(1, "Operation not permitted")
 
-    monkeypatch.setattr("store.relocate.Path.symlink_to", refuse)
+    monkeypatch.setattr("store.disk.relocate.Path.symlink_to", refuse)
     with pytest.raises(DataRootUnusable, match="no symbolic links"):
         move(root.root, target)
     assert not target.exists()
@@ -294,7 +294,7 @@ def test_a_disk_that_fills_up_keeps_the_old_root_and_the_move_goes_on(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as full:
-        full.setattr("store.file_copy.Copier._append_rest", fill)
+        full.setattr("store.disk.file_copy.Copier._append_rest", fill)
         with pytest.raises(NotEnoughSpace, match="goes on where it stopped"):
             move_data_root(root.root, tmp_path / "quire", switch=lambda: None, on_progress=lambda *_: None)
     assert contents(DataRoot.look(root.root)) == before

@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 
 from app.cli import main
-from store.derive import copy_model
 from store.errors import DownloadFailed, HubUnreachable
 from store.hub_settings import HubSettings
 from store.models import InstalledModel, ModelStore
 from store.names import CommitId
 from store.paths import DataRoot
 from store.plan import current_commit
+from store.presets.derive import copy_model
 from store.progress import Reporter
 from store.pull import RetryPolicy, pull
-from store.removal import plan_removal, remove
-from store.update import Update, standings, update_model
+from store.upkeep.removal import plan_removal, remove
+from store.upkeep.update import Update, standings, update_model
 from tests.fakes.hub import COMMIT, FakeHub
 from tests.fakes.installed import install
 

@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from store.derive import copy_model
 from store.errors import BrokenFile, InvalidName, ModelBusy, ModelNotFound
 from store.hf_cache import RepoCache
 from store.locks import repo_lock_now
 from store.models import ModelStore
 from store.names import CommitId, RepoFile, RepoId
 from store.paths import DataRoot
+from store.presets.derive import copy_model
 from store.progress import PullProgress, Reporter
-from store.removal import remove
-from store.verify import BrokenPart, Verdict, Verifier, models_to_verify
+from store.upkeep.removal import remove
+from store.upkeep.verify import BrokenPart, Verdict, Verifier, models_to_verify
 from tests.fakes.hub import COMMIT, sha256
 from tests.fakes.installed import install
 

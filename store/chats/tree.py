@@ -8,7 +8,7 @@ root of its tree.  While an answer runs its text is in `turns.partial`; its mess
 when its content, and so its hash, is known.
 
 Holds a connection of `store.database` and no other state.  Called by `app.chats` in the daemon and by
-`quire chats` where no daemon runs; searching is in `store.chat_search`.
+`quire chats` where no daemon runs; searching is in `store.chats.search`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from typing import Any
 
 import msgspec
 
-from store.chat_import import ImportedChat
-from store.chat_records import (
+from store.chats.imports import ImportedChat
+from store.chats.records import (
     Chat,
     EndStatus,
     Message,

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from store.chat_records import Chat
+from store.chats.records import Chat
 
 _MIN_INDEXED_CHARS = 3
 _SNIPPET_CHARS_BEFORE = 30

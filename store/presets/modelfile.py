@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from store.errors import InvalidModelfile
-from store.preset import Parameters, Preset, PresetMessage, Role
+from store.presets.preset import Parameters, Preset, PresetMessage, Role
 
 MAX_MODELFILE_BYTES = 1024 * 1024
 _QUOTES = '"""'

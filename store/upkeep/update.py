@@ -16,7 +16,7 @@ from store.locks import repo_lock
 from store.models import InstalledModel, Manifest, ModelStore, find_manifest
 from store.names import CommitId, RepoId, parse_model_name
 from store.progress import Reporter
-from store.removal import release_files
+from store.upkeep.removal import release_files
 
 CurrentCommit = Callable[[str], CommitId]
 """What a model's name stands for at its source now; raises a StoreError."""

@@ -14,15 +14,15 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from store.bundle_import import IMPORT_FOLDER_PREFIX
+from store.bundles.bundle_import import IMPORT_FOLDER_PREFIX
 from store.errors import InvalidName
 from store.hf_cache import RepoCache
 from store.locks import repo_lock_now
 from store.models import Manifest, ModelStore
 from store.names import CommitId, RepoFile, RepoId
-from store.prune_caches import Waste, allocated_bytes, is_old, stale_kernels, stale_packed_weights
-from store.removal import stray_files
-from store.verify import SET_ASIDE_SUFFIX
+from store.upkeep.prune_caches import Waste, allocated_bytes, is_old, stale_kernels, stale_packed_weights
+from store.upkeep.removal import stray_files
+from store.upkeep.verify import SET_ASIDE_SUFFIX
 
 _DAY_S = 86400.0
 

@@ -15,7 +15,7 @@ from store.hf_cache import RepoCache
 from store.locks import repo_lock_now
 from store.models import Manifest, ModelStore, hub_name
 from store.names import CommitId, ModelName, RepoFile, RepoId, parse_model_name
-from store.prune_caches import allocated_bytes
+from store.upkeep.prune_caches import allocated_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,17 +20,17 @@ from typing import BinaryIO
 
 import msgspec
 
-from store.bundle import BLOB_FOLDER, BUNDLE_HEADER, FORMAT, Bundle, copy_checked
+from store.bundles.bundle import BLOB_FOLDER, BUNDLE_HEADER, FORMAT, Bundle, copy_checked
 from store.errors import BrokenFile, InvalidModelfile, InvalidName, NameTaken
 from store.hf_cache import RepoCache
 from store.locks import repo_lock_now
-from store.modelfile import Modelfile, format_modelfile
 from store.models import MAX_MANIFEST_BYTES, InstalledModel, Manifest, ManifestFile, ModelStore
 from store.names import CommitId, Digest, RepoFile, RepoId, Revision, parse_model_name
-from store.preset import Parameters
+from store.presets.modelfile import Modelfile, format_modelfile
+from store.presets.preset import Parameters
 from store.progress import Reporter
-from store.removal import release_files
 from store.space import require_free_space, storage_error
+from store.upkeep.removal import release_files
 
 IMPORT_FOLDER_PREFIX = "import-"
 _SOURCE = re.compile(r"[a-z]{1,20}")

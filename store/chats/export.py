@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from store.chat_records import Chat, StoredMessage, Turn
+from store.chats.records import Chat, StoredMessage, Turn
 
 _HEADINGS = {"system": "System", "user": "You", "tool": "Tool"}
 

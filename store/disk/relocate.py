@@ -24,8 +24,8 @@ from pathlib import Path
 
 import msgspec
 
+from store.disk.file_copy import Copier, unfinished
 from store.errors import DataRootUnusable, ModelBusy, NotEnoughSpace
-from store.file_copy import Copier, unfinished
 from store.known_roots import KnownRoot, ensure_marker, mount_of, read_marker, remember_root
 from store.paths import MOVE_JOURNAL_NAME, DataRoot, root_lock, user_paths
 from store.space import SPACE_RESERVE_BYTES, format_bytes

@@ -1,6 +1,6 @@
 """What a saved chat consists of: messages and their hashes, chats, turns.
 
-Plain values without a database; `store.chats_db` keeps them, `store.chat_export` writes them out, `app`
+Plain values without a database; `store.chats.tree` keeps them, `store.chats.export` writes them out, `app`
 shows them.
 """
 

@@ -16,7 +16,7 @@ from store.errors import BrokenFile, InvalidName, ModelNotFound, NameTaken
 from store.locks import repo_lock_now
 from store.models import InstalledModel, Manifest, ModelStore
 from store.names import RepoId, parse_model_name
-from store.preset import Preset
+from store.presets.preset import Preset
 
 
 def copy_model(store: ModelStore, source: str, name: str) -> InstalledModel:

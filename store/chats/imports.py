@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from store.chat_records import Message
+from store.chats.records import Message
 from store.errors import UnsupportedFormat
 
 _ROLES = ("system", "user", "assistant")

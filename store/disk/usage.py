@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from store.disks import free_bytes_at
+from store.disk.filesystems import free_bytes_at
 from store.errors import InvalidName
 from store.known_roots import mount_of
 from store.names import RepoId
