@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 _MAX_FILES = 8
 """Bars shown at once; those of complete files make room first."""
+_LEAST_NAME_COLUMNS = 12
 _SMALL_BYTES = 10**6
 """Complete files up to this size are not worth a line among others."""
 
@@ -36,13 +37,16 @@ class BarView:
     """A bar for each file: bytes, rate, time left; stages as lines above.  With several files, a total below."""
 
     def __init__(self) -> None:
+        console = Console(stderr=True)
+        # In a narrow terminal names give way, figures do not.
+        name = Column(no_wrap=True, overflow="ellipsis", max_width=max(_LEAST_NAME_COLUMNS, console.width // 3))
         self._progress = _Bars(
-            TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis")),
+            TextColumn("{task.description}", markup=False, table_column=name),
             BarColumn(bar_width=None),
-            DownloadColumn(),
-            TransferSpeedColumn(),
-            TimeRemainingColumn(compact=True),
-            console=Console(stderr=True),
+            DownloadColumn(table_column=Column(no_wrap=True)),
+            TransferSpeedColumn(table_column=Column(no_wrap=True)),
+            TimeRemainingColumn(compact=True, table_column=Column(no_wrap=True)),
+            console=console,
             expand=True,
         )
         self._files: dict[str, TaskID] = {}

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from app.cli.failure import INTERRUPTED_EXIT_CODE
+from app.cli.output import notice
 from app.cli.progress import pull_view
 
 if TYPE_CHECKING:
@@ -49,10 +50,12 @@ def shown_callbacks(*, json_output: bool) -> Iterator[tuple[ProgressCallback, Ca
 
     before = signal.signal(signal.SIGINT, cancel)
     try:
-        yield show, cancelled.is_set
+        try:
+            yield show, cancelled.is_set
+        finally:
+            signal.signal(signal.SIGINT, before)
+            if view is not None:
+                view.close()
     except (Cancelled, KeyboardInterrupt):
+        notice("Stopped; give the same command to begin again.")
         raise typer.Exit(INTERRUPTED_EXIT_CODE) from None
-    finally:
-        signal.signal(signal.SIGINT, before)
-        if view is not None:
-            view.close()

@@ -97,6 +97,17 @@ def test_the_bar_takes_files_stages_and_markup(capsys: pytest.CaptureFixture[str
     assert "1.0/1.0 kB" in printed.err
 
 
+def test_in_a_narrow_terminal_names_give_way_to_figures(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    view = BarView()
+    view.show(ProgressLine("downloading", "a-model-with-a-long-name.Q4_K_M.gguf", 98_400_000, 0))
+    view.show(ProgressLine("downloading", "a-model-with-a-long-name.Q4_K_M.gguf", 98_400_000, 25_200_000))
+    view.close()
+    assert "25.2/98.4 MB" in capsys.readouterr().err
+
+
 def test_only_a_terminal_cuts_the_last_column(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
