@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import psutil
-import pynvml
 
 from app.residency.memory import DeviceMemory
 
@@ -31,13 +31,17 @@ def measure(device: str) -> DeviceMemory:
 
 
 def _measure_gpu(ordinal: int) -> DeviceMemory | None:
-    """The GPU that CUDA numbers `ordinal` in this environment; None without a driver or such a GPU."""
+    """The GPU that CUDA numbers `ordinal` in this environment; None without a driver, NVML or such a GPU."""
+    try:
+        import pynvml
+    except ImportError:
+        return None
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
         return None
     try:
-        handle = _visible_gpu(ordinal)
+        handle = _visible_gpu(pynvml, ordinal)
         if handle is None:
             return None
         info = pynvml.nvmlDeviceGetMemoryInfo(handle)
@@ -48,7 +52,7 @@ def _measure_gpu(ordinal: int) -> DeviceMemory | None:
         pynvml.nvmlShutdown()
 
 
-def _visible_gpu(ordinal: int) -> Any:
+def _visible_gpu(pynvml: ModuleType, ordinal: int) -> Any:
     """NVML counts all GPUs; CUDA only those of CUDA_VISIBLE_DEVICES, in that order."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:

@@ -1,6 +1,6 @@
 """Paged attention in compiled code, for the CPU: recorded as instructions of a step's program.
 
-Keys lie as [block, layer, KV head, head_dim, block_size], values as [block, layer, KV head, block_size, head_dim]:
+A block holds keys as [layer, KV head, head_dim, block_size], then values as [layer, KV head, block_size, head_dim]:
 sixteen tokens of a key's dimension are one vector, as are sixteen dimensions of a token's value.  Nothing is computed
 when `attend` is called; `engine.cpu.program` says what recording is.  Chosen by whoever records the model's steps
 (`engine.runner.recorded_steps`).
@@ -22,6 +22,7 @@ from engine.cpu.program import Recorder, float_bits
 from engine.layers.rotary import Rotation
 
 _MAX_HEAD_DIM = 256
+_LARGE_PAGE_BYTES = 2 << 20
 _PARTIAL_BYTES = 64 << 20
 """Room for the states of split contexts, which takes memory only as it is used."""
 
@@ -64,16 +65,18 @@ class CompiledPagedAttention:
     def allocate(self, num_blocks: int) -> None:
         """Reserve the KV cache: zeros that take memory only as blocks are first used.
 
-        All layers of a block lie together, so that the memory in use grows with the blocks in use, also where the
-        system hands it out in pages of 2 MiB.
+        Keys and values of all layers of a block lie together, so that the memory in use grows with the blocks in use,
+        also where the system hands it out in pages of 2 MiB.
         """
         spec = self._spec
-        lead = (num_blocks, spec.num_layers, spec.num_kv_heads)
+        heads = (num_blocks, spec.num_layers, spec.num_kv_heads)
+        half_block = spec.num_layers * spec.num_kv_heads * spec.head_dim * spec.block_size
         try:
-            self._keys = _zeros((*lead, spec.head_dim, spec.block_size), spec.dtype)
-            self._values = _zeros((*lead, spec.block_size, spec.head_dim), spec.dtype)
+            keys, values = _zeros((num_blocks, 2, half_block), spec.dtype).unbind(1)
         except (RuntimeError, MemoryError) as error:
             raise no_room_for_cache(spec, num_blocks) from error
+        self._keys = keys.view(*heads, spec.head_dim, spec.block_size)
+        self._values = values.view(*heads, spec.block_size, spec.head_dim)
 
     def prompt_tiles(self, size: int, start: int, num_tokens: int) -> np.ndarray:
         raise NotImplementedError("this backend is not captured")
@@ -143,6 +146,11 @@ class CompiledPagedAttention:
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Zeros as numpy takes them from the system, which maps a page when it is first touched."""
+    """Zeros as numpy takes them from the system, which maps a page when it is first touched.
+
+    They begin where a large page may, so that what is used first fills one instead of touching two.
+    """
     num_bytes = math.prod(shape) * dtype.itemsize
-    return torch.from_numpy(np.zeros(num_bytes, dtype=np.uint8)).view(dtype).view(shape)
+    memory = np.zeros(num_bytes + _LARGE_PAGE_BYTES, dtype=np.uint8)
+    start = -memory.ctypes.data % _LARGE_PAGE_BYTES
+    return torch.from_numpy(memory[start : start + num_bytes]).view(dtype).view(shape)

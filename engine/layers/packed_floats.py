@@ -31,7 +31,7 @@ class FloatMatrix:
     data: torch.Tensor
 
     def __post_init__(self) -> None:
-        expected = (-(-self.out_features // TILE_OUTPUTS), self.in_features, TILE_OUTPUTS)
+        expected = float_shape(self.out_features, self.in_features)
         assert self.data.dtype in FLOAT_DTYPES and self.data.is_contiguous()
         assert tuple(self.data.shape) == expected, f"{tuple(self.data.shape)} is not {expected}"
 
@@ -42,6 +42,11 @@ class FloatMatrix:
     def dequantize_rows(self, rows: torch.Tensor) -> torch.Tensor:
         """The weights of some outputs, integers [R]: float32 [R, in_features]."""
         return self.data[rows // TILE_OUTPUTS, :, rows % TILE_OUTPUTS].float()
+
+
+def float_shape(out_features: int, in_features: int) -> tuple[int, int, int]:
+    """The shape of a matrix's `data`."""
+    return -(-out_features // TILE_OUTPUTS), in_features, TILE_OUTPUTS
 
 
 def pack_floats(parts: Sequence[torch.Tensor]) -> tuple[FloatMatrix, ...]:
@@ -60,8 +65,7 @@ def pack_floats(parts: Sequence[torch.Tensor]) -> tuple[FloatMatrix, ...]:
 def _pack(parts: Sequence[torch.Tensor]) -> FloatMatrix:
     """Parts of equal dtype, which all but the last end with a tile."""
     in_features, out_features = parts[0].shape[1], sum(part.shape[0] for part in parts)
-    num_tiles = -(-out_features // TILE_OUTPUTS)
-    data = parts[0].new_empty((num_tiles, in_features, TILE_OUTPUTS))
+    data = parts[0].new_empty(float_shape(out_features, in_features))
     tile = 0
     for part in parts:
         whole, rest = divmod(part.shape[0], TILE_OUTPUTS)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import torch
 
 RopeKind = Literal["default", "linear", "llama3", "yarn", "dynamic", "factors"]
@@ -43,28 +44,34 @@ class RopeConfig:
 
 def inverse_frequencies(rope: RopeConfig) -> torch.Tensor:
     """Radians per position of each rotated pair: float32 [head_dim / 2], on the CPU."""
-    exponents = torch.arange(0, rope.head_dim, 2, dtype=torch.float32, device="cpu") / rope.head_dim
-    base = 1.0 / (rope.theta**exponents)
+    # Not with torch, whose arithmetic takes 2 MiB of its library into memory where nothing else needs it.
+    return torch.from_numpy(_frequencies(rope).astype(np.float32, copy=False))
+
+
+def _frequencies(rope: RopeConfig) -> np.ndarray:
+    exponents = np.arange(0, rope.head_dim, 2, dtype=np.float32) / np.float32(rope.head_dim)
+    base = np.float32(1.0) / (rope.theta ** exponents.astype(np.float64)).astype(np.float32)
     if rope.kind == "linear":
-        return base / rope.factor
+        return base / np.float32(rope.factor)
     if rope.kind == "llama3":
         return _llama3_frequencies(rope, base)
     if rope.kind == "yarn":
         return _yarn_frequencies(rope, base)
     if rope.kind == "factors":
-        return base / torch.tensor(rope.frequency_factors, dtype=torch.float32, device="cpu")
+        return base / np.array(rope.frequency_factors, dtype=np.float32)
     return base
 
 
-def _llama3_frequencies(rope: RopeConfig, base: torch.Tensor) -> torch.Tensor:
+def _llama3_frequencies(rope: RopeConfig, base: np.ndarray) -> np.ndarray:
     """Keep short wavelengths, stretch long ones by `factor`, and blend between (Llama 3.1 model card)."""
     wavelength = 2 * math.pi / base
     span = rope.high_freq_factor - rope.low_freq_factor
-    keep = ((rope.original_context / wavelength - rope.low_freq_factor) / span).clamp(0.0, 1.0)
-    return (1 - keep) * base / rope.factor + keep * base
+    keep = ((rope.original_context / wavelength - rope.low_freq_factor) / span).clip(0.0, 1.0)
+    blended: np.ndarray = (1 - keep) * base / rope.factor + keep * base
+    return blended
 
 
-def _yarn_frequencies(rope: RopeConfig, base: torch.Tensor) -> torch.Tensor:
+def _yarn_frequencies(rope: RopeConfig, base: np.ndarray) -> np.ndarray:
     """NTK-by-parts of YaRN (https://arxiv.org/abs/2309.00071, section 3.2)."""
 
     def dimension_of(num_rotations: float) -> float:
@@ -77,9 +84,10 @@ def _yarn_frequencies(rope: RopeConfig, base: torch.Tensor) -> torch.Tensor:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, rope.head_dim - 1)
     width = high - low or 0.001  # both ends on one pair: a step instead of a ramp
-    pairs = torch.arange(rope.head_dim // 2, dtype=torch.float32, device="cpu")
-    stretch = ((pairs - low) / width).clamp(0.0, 1.0)
-    return base / rope.factor * stretch + base * (1 - stretch)
+    pairs = np.arange(rope.head_dim // 2, dtype=np.float32)
+    stretch = ((pairs - low) / width).clip(0.0, 1.0)
+    blended: np.ndarray = base / rope.factor * stretch + base * (1 - stretch)
+    return blended
 
 
 def yarn_attention_factor(factor: float, mscale: float = 1.0, mscale_all_dim: float = 0.0) -> float:

@@ -6,6 +6,7 @@ and loading ends only when nothing is missing.  Called by `engine.build`.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -18,7 +19,8 @@ from engine.api.config import Quantization
 from engine.api.errors import BrokenCheckpoint, UnsupportedModel
 from engine.kernels.ops import Ops
 from engine.kernels.torch_ops import TorchOps
-from engine.layers.packed_weight import CodedRows, PackedWeight, empty_rows
+from engine.layers.packed_floats import float_shape
+from engine.layers.packed_weight import CodedRows, PackedWeight, packed_shape
 from engine.loading.checkpoint import Checkpoint
 from engine.loading.dummy_checkpoint import DummyCheckpoint
 from engine.loading.packed_cache import PackedCache
@@ -134,12 +136,13 @@ def weight_bytes(
         return sum(parameter.nbytes for parameter in model.parameters())
     model = found(config, device=meta, dtype=torch.float32, packed_ops=TorchOps())
     form, codings = _PackedForm(quantizes_weights(checkpoint, quantization), dtype), checkpoint.codings()
+    num_bytes = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
     for name, slot in model.weight_slots():
         if slot.is_packed and form.is_quantized:
-            slot.load(empty_rows(codings.get(name, INT8), slot.shape[0], slot.shape[1], device=meta))
+            num_bytes += math.prod(packed_shape(codings.get(name, INT8), *slot.shape))
         elif slot.is_packed:
-            slot.load(torch.empty(slot.shape, dtype=form.float_dtype(checkpoint.float_dtype(name)), device=meta))
-    return model.weight_bytes
+            num_bytes += math.prod(float_shape(*slot.shape)) * form.float_dtype(checkpoint.float_dtype(name)).itemsize
+    return num_bytes
 
 
 def _require_match(model: DecoderModel, names: list[str]) -> None:

@@ -19,10 +19,9 @@ class MappedFile:
 
     def view(self, offset: int, num_bytes: int, dtype: torch.dtype = torch.uint8) -> torch.Tensor:
         """`num_bytes` from `offset` as a flat tensor of `dtype`; copied only if not aligned to it."""
-        part = self._bytes.narrow(0, offset, num_bytes)
-        if offset % dtype.itemsize:
-            part = part.clone()
-        return part.view(dtype)
+        if offset % dtype.itemsize or num_bytes == 0:
+            return self._bytes.narrow(0, offset, num_bytes).clone().view(dtype)
+        return torch.frombuffer(self._map, dtype=dtype, count=num_bytes // dtype.itemsize, offset=offset)
 
     def release(self, offset: int, num_bytes: int) -> None:
         """Let go of the pages within these bytes, where the system can; views read them anew if they must."""

@@ -34,7 +34,7 @@ from store.upkeep.prune_caches import PACKED_SOURCES_KEY
 log = logging.getLogger(__name__)
 
 # To be raised with every change of the packed layout, of quantisation, or of this file's names.
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 # Packed records begin at cache lines, as in memory of their own.
 _ALIGNMENT = 64
 _SUFFIX = ".safetensors"

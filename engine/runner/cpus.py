@@ -11,8 +11,6 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
 _CGROUP = Path("/sys/fs/cgroup")
 _CPUS = Path("/sys/devices/system/cpu")
 
@@ -33,6 +31,8 @@ class CpuShare:
 def cpu_share() -> CpuShare:
     """This process's share of the machine."""
     if not hasattr(os, "sched_getaffinity"):
+        import psutil
+
         return CpuShare(tuple(range(psutil.cpu_count(logical=False) or os.cpu_count() or 1)), None)
     return CpuShare(one_per_core(sorted(os.sched_getaffinity(0)), _CPUS), cgroup_quota(_CGROUP, _own_cgroup()))
 

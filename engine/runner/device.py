@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-import psutil
 import torch
 
 from engine.api.config import EngineConfig
@@ -50,6 +49,10 @@ def total_memory_bytes(device: torch.device) -> int:
     """All memory of the device, used or not."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
+    if hasattr(os, "sysconf"):
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    import psutil
+
     return int(psutil.virtual_memory().total)
 
 

@@ -85,7 +85,10 @@ class ChatTemplate:
         variables = {"tools": None, "documents": None, **self._tokens, "messages": [message]}
         try:
             text = self._template.render({**variables, "add_generation_prompt": True})
-        except TEMPLATE_RUN_ERRORS:
+        except TEMPLATE_RUN_ERRORS as error:
+            # It is part of a cycle that Jinja makes, and would keep the callers' frames, and with them the source of
+            # the vocabulary, until the next full garbage collection.
+            error.__traceback__ = None
             return False
         return _PROBE in text and f"'{_PROBE}'" not in text and f'"{_PROBE}"' not in text
 

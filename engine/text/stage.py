@@ -18,6 +18,7 @@ from engine.api.errors import ContextLengthExceeded, InvalidParameter
 from engine.api.request import GenerateRequest, Prompt
 from engine.api.sampling import SamplingParams
 from engine.text.chat_template import ChatTemplate, gguf_chat_template, load_chat_template
+from engine.text.freed_memory import return_freed_memory
 from engine.text.sequence_text import SequenceText
 from engine.text.tokenizer import Tokenizer, gguf_tokenizer, load_tokenizer
 from store.formats.gguf_parts import read_gguf_metadata
@@ -152,6 +153,12 @@ def _compiled(source: str, bos_token: str, eos_token: str) -> ChatTemplate:
 
 def open_text_files(model: Path) -> tuple[Tokenizer, ChatTemplate | None]:
     """What a checkpoint directory or GGUF file says about text, for a `TextStage`; errors as `load_tokenizer`."""
+    opened = _open_text_files(model)
+    return_freed_memory()
+    return opened
+
+
+def _open_text_files(model: Path) -> tuple[Tokenizer, ChatTemplate | None]:
     if model.is_dir():
         tokenizer = load_tokenizer(model)
         return tokenizer, load_chat_template(model, tokenizer)

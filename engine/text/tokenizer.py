@@ -17,7 +17,6 @@ import tokenizers
 from tokenizers import AddedToken
 
 from engine.api.errors import BrokenCheckpoint, UnsupportedModel
-from engine.text.freed_memory import return_freed_memory
 from engine.text.gguf_tokenizer import build_gguf_vocabulary
 from engine.text.model_files import read_json_object
 from engine.text.token_bytes import token_decoding
@@ -122,7 +121,6 @@ def empty_tokenizer() -> Tokenizer:
 def gguf_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
     """Return the tokenizer that the metadata of a GGUF file describes; errors as `load_tokenizer`."""
     vocabulary = build_gguf_vocabulary(metadata)
-    return_freed_memory()
     return Tokenizer(
         vocabulary.backend,
         bos_token_id=vocabulary.bos_token_id,
@@ -153,7 +151,6 @@ def _load_directory(model: Path) -> Tokenizer:
         backend = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises bare Exception for every kind of bad file
         raise BrokenCheckpoint(f"tokenizer.json cannot be read ({error}); pull the model again.") from error
-    return_freed_memory()
     backend.no_truncation()
     backend.no_padding()
     config = read_json_object(model / "tokenizer_config.json")

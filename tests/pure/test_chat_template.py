@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import weakref
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,19 @@ TAKES_BOTH = (
 
 def tokenizer() -> Tokenizer:
     return Tokenizer(byte_level_backend(), bos_token_id=0, eos_token_id=2)
+
+
+def test_a_failed_probe_keeps_nothing_of_its_callers() -> None:
+    def load() -> weakref.ref[set[str]]:
+        vocabulary = {"what the caller has read"}
+        ChatTemplate("{{ 'text: ' + messages[0].content }}")
+        return weakref.ref(vocabulary)
+
+    gc.disable()
+    try:
+        assert load()() is None
+    finally:
+        gc.enable()
 
 
 def test_chatml() -> None:
