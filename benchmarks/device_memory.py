@@ -8,10 +8,9 @@ the allocator's.  Used by the scripts beside it.
 from __future__ import annotations
 
 import threading
-from types import TracebackType
+from types import ModuleType, TracebackType
 from typing import Any
 
-import pynvml
 import torch
 
 SAMPLE_INTERVAL_S = 0.05
@@ -21,8 +20,11 @@ class MemorySampler:
     """Within the `with` block, keeps the peak of the device's memory in use, in bytes."""
 
     def __init__(self, device: torch.device) -> None:
+        import pynvml  # installed beside a CUDA build of torch only
+
         self._device = device
-        self._handle = _nvml_handle(device)
+        self._nvml = pynvml
+        self._handle = _nvml_handle(pynvml, device)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._sample, name="memory-sampler", daemon=True)
         self.before_bytes = self._used_bytes()
@@ -37,12 +39,12 @@ class MemorySampler:
     ) -> None:
         self._stop.set()
         self._thread.join()
-        pynvml.nvmlShutdown()
+        self._nvml.nvmlShutdown()
 
     def report(self, utilization: float) -> dict[str, Any]:
         """The peaks so far against the share of the device that the engine may use."""
         self._note()
-        total_bytes = int(pynvml.nvmlDeviceGetMemoryInfo(self._handle).total)
+        total_bytes = int(self._nvml.nvmlDeviceGetMemoryInfo(self._handle).total)
         budget_bytes = int(torch.cuda.get_device_properties(self._device).total_memory * utilization)
         own_bytes = self.peak_bytes - self.before_bytes
         return {
@@ -64,10 +66,10 @@ class MemorySampler:
         self.peak_bytes = max(self.peak_bytes, self._used_bytes())
 
     def _used_bytes(self) -> int:
-        return int(pynvml.nvmlDeviceGetMemoryInfo(self._handle).used)
+        return int(self._nvml.nvmlDeviceGetMemoryInfo(self._handle).used)
 
 
-def _nvml_handle(device: torch.device) -> Any:
+def _nvml_handle(pynvml: ModuleType, device: torch.device) -> Any:
     """NVML numbers every device of the host; torch only those that this process may see."""
     pynvml.nvmlInit()
     uuid = str(torch.cuda.get_device_properties(device).uuid)
