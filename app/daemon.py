@@ -8,7 +8,6 @@ daemon runs costs milliseconds.
 
 from __future__ import annotations
 
-import fcntl
 import http.client
 import os
 import subprocess
@@ -23,6 +22,7 @@ import msgspec
 from app.errors import StartupError
 from app.instance import read_record
 from app.settings import Settings, is_loopback
+from store.locks import try_lock
 from store.paths import DataRoot, user_paths
 
 SERVE_COMMAND = (sys.executable, "-P", "-m", "app.cli", "serve")
@@ -122,21 +122,13 @@ def _start_lock(deadline_s: float) -> Iterator[None]:
     """Hold the right to start a daemon; the kernel drops it if this process dies."""
     descriptor = os.open(user_paths().state_dir / "start.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        while not _try_lock(descriptor):
+        while not try_lock(descriptor):
             if time.monotonic() > deadline_s:
                 raise StartupError("Another command has been starting the daemon for too long; see `quire serve`.")
             time.sleep(_POLL_INTERVAL_S)
         yield
     finally:
         os.close(descriptor)
-
-
-def _try_lock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _spawn(command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:

@@ -25,9 +25,9 @@ def repo_lock(root: DataRoot, repo: RepoId, reporter: Reporter, on_wait: Callabl
     """Hold the repository's lock; waits for another holder after calling `on_wait` once.  Raises Cancelled."""
     descriptor = _open_lock_file(root, repo)
     try:
-        if not _try_lock(descriptor):
+        if not try_lock(descriptor):
             on_wait()
-            while not _try_lock(descriptor):
+            while not try_lock(descriptor):
                 reporter.wait(_POLL_INTERVAL_S)
         yield
     finally:
@@ -39,7 +39,7 @@ def repo_lock_now(root: DataRoot, repo: RepoId) -> Iterator[None]:
     """Hold the repository's lock or raise ModelBusy at once."""
     descriptor = _open_lock_file(root, repo)
     try:
-        if not _try_lock(descriptor):
+        if not try_lock(descriptor):
             raise ModelBusy(
                 f"{repo} is being downloaded or changed now; wait, or stop it (`quire pull --cancel`), and try again."
             )
@@ -55,7 +55,8 @@ def _open_lock_file(root: DataRoot, repo: RepoId) -> int:
     return os.open(directory / f"{repo.folder.casefold()}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
 
 
-def _try_lock(descriptor: int) -> bool:
+def try_lock(descriptor: int) -> bool:
+    """Take an open file's lock alone, if nobody holds it; the kernel drops it with the descriptor."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

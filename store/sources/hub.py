@@ -12,8 +12,9 @@ import msgspec
 
 from store.errors import AccessDenied, HubUnreachable, InvalidName, ModelNotFound, StoreError
 from store.names import CommitId, RepoFile, RepoId, Revision
-from store.sources.json_api import ApiAnswer, ApiFailure, ApiRequest, get, origin_of
+from store.sources.json_api import ApiAnswer, ApiFailure, ApiRequest, get
 from store.sources.listing import HubFile, RepoListing, listed_file
+from store.transfer.credentials import origin_of
 
 HOW_TO_CHANGE_ENDPOINT = "set HF_ENDPOINT or hub_mirrors to a hub or mirror that this machine can reach"
 _MAX_PAGES = 200

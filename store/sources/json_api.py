@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import httpx
 
+from store.transfer.credentials import origin_of
 from store.transfer.failures import reason_of
 
 MAX_ANSWER_BYTES = 32 * 1024 * 1024
@@ -55,16 +56,6 @@ class ApiRequest:
         """What httpx tells of the connection while it is made."""
         if event.endswith("send_request_headers.complete"):
             self.on_connect()
-
-
-def origin_of(url: str | httpx.URL) -> str:
-    """`scheme://host:port` of an address, the default port left out.  Raises ValueError for what is no address."""
-    try:
-        parsed = httpx.URL(url)
-    except httpx.InvalidURL as error:
-        raise ValueError(str(error)) from error
-    host = f"[{parsed.host}]" if ":" in parsed.host else parsed.host
-    return f"{parsed.scheme}://{host}" + (f":{parsed.port}" if parsed.port is not None else "")
 
 
 def get(url: str, token: str | None, request: ApiRequest) -> ApiAnswer:

@@ -12,8 +12,6 @@ from typing import Self
 
 import httpx
 
-_DEFAULT_PORTS = {"http": 80, "https": 443}
-
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
@@ -36,7 +34,8 @@ class Credentials:
         return {"Authorization": f"Bearer {token}"} if token else {}
 
 
-def origin_of(url: str) -> str:
-    """Scheme, host and port, the default port included.  Raises httpx.InvalidURL."""
+def origin_of(url: str | httpx.URL) -> str:
+    """`scheme://host:port` of an address, the default port left out.  Raises httpx.InvalidURL."""
     parts = httpx.URL(url)
-    return f"{parts.scheme}://{parts.host}:{parts.port or _DEFAULT_PORTS.get(parts.scheme, 0)}"
+    host = f"[{parts.host}]" if ":" in parts.host else parts.host
+    return f"{parts.scheme}://{host}" + (f":{parts.port}" if parts.port is not None else "")

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from app.cli import main
 from app.version import VERSION
+from tests.fakes.command_here import quire
 from tests.fakes.http_daemon import HttpDaemon
 
 RESIDENT = {
@@ -44,13 +44,6 @@ def daemon(monkeypatch: pytest.MonkeyPatch) -> HttpDaemon:
     for name in ("pull.open_client", "removal.find_client", "resident.require_client"):
         monkeypatch.setattr(f"app.cli.{name}", daemon.client)
     return daemon
-
-
-def quire(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as caught:
-        main(arguments)
-    assert isinstance(caught.value.code, int)
-    return caught.value.code
 
 
 def install(root: Path, name: str = "org/tiny") -> None:

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from app.cli import main
 from app.cli.recommend import parse_memory
 from app.residency.memory import DeviceMemory
 from store.models import ModelStore
 from store.paths import DataRoot
+from tests.fakes.command_here import quire
 from tests.fakes.hub import FakeHub, unused_endpoint
 from tests.fakes.installed import install
 
@@ -48,13 +48,6 @@ def _own_directories(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, hub: FakeH
 def ram(monkeypatch: pytest.MonkeyPatch) -> None:
     memory = DeviceMemory("cpu", 16 * GIB, 2 * GIB)
     monkeypatch.setattr("app.residency.devices.measure", lambda _device: memory)
-
-
-def quire(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as caught:
-        main(arguments)
-    assert isinstance(caught.value.code, int)
-    return caught.value.code
 
 
 def rows_of(text: str) -> dict[str, list[str]]:

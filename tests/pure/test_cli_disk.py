@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from app.cli import main
 from app.cli.failure import CommandFailure
 from app.cli.first_run import settle_data_root
 from app.config_file import remember_setting
@@ -22,6 +21,7 @@ from app.errors import SettingsError
 from app.settings import load_settings
 from store.disk.filesystems import Disk
 from store.paths import DataRoot
+from tests.fakes.command_here import quire
 
 GB = 10**9
 
@@ -55,13 +55,6 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         monkeypatch.setattr("app.cli.first_run.ask", lambda _: next(waiting))
 
     return give
-
-
-def quire(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as caught:
-        main(arguments)
-    assert isinstance(caught.value.code, int)
-    return caught.value.code
 
 
 def config(tmp_path: Path) -> str:

@@ -12,11 +12,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from app.cli import main
 from app.cli.failure import CommandFailure
 from app.cli.pull import parse_rate
 from app.job_journal import JOURNAL_NAME, JobJournal, SavedJob
 from app.schema.admin import PullRequest
+from tests.fakes.command_here import quire
 from tests.fakes.http_daemon import HttpDaemon, job
 from tests.fakes.hub import COMMIT, FakeHub, unused_endpoint
 
@@ -47,13 +47,6 @@ def daemon(monkeypatch: pytest.MonkeyPatch) -> HttpDaemon:
     for name in ("pull.open_client", "run.open_client", "jobs.find_client"):
         monkeypatch.setattr(f"app.cli.{name}", daemon.client)
     return daemon
-
-
-def quire(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as caught:
-        main(arguments)
-    assert isinstance(caught.value.code, int)
-    return caught.value.code
 
 
 def test_a_dry_run_fetches_and_writes_nothing(

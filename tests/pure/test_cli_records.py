@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from app.cli import main
 from store.chats.records import Message, TurnNumbers
 from store.chats.tree import ChatsDb
 from store.database import open_database
 from store.paths import user_paths
 from store.usage_db import Lengths, UsageDb
+from tests.fakes.command_here import quire
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -47,13 +47,6 @@ def chat_ids() -> list[str]:
     UsageDb(connection).add({"m": lengths})
     connection.close()
     return ids
-
-
-def quire(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as caught:
-        main(arguments)
-    assert isinstance(caught.value.code, int)
-    return caught.value.code
 
 
 def test_before_the_first_chat(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from app.cli import main
 from app.cli.resume import Resume
+from tests.fakes.command_here import quire
 from tests.fakes.http_daemon import HttpDaemon
 
 
@@ -30,13 +30,6 @@ def daemon(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> HttpDaemon:
     for name in ("QUIRE_CONFIG_DIR", "QUIRE_STATE_DIR", "QUIRE_HOME"):
         monkeypatch.setenv(name, str(tmp_path / name))
     return daemon
-
-
-def quire(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as caught:
-        main(arguments)
-    assert isinstance(caught.value.code, int)
-    return caught.value.code
 
 
 def saved_chat(chat_id: str, model: str, *said: tuple[str, str]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from app.cli import main
+from tests.fakes.command_here import quire
 from tests.fakes.gguf_files import Q4_0_TENSOR, gguf_bytes, keys_of, tensor
 from tests.fakes.hub import FakeHub, unused_endpoint
 
@@ -38,13 +38,6 @@ def _own_directories(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, hub: FakeH
     monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
     for name in ("QUIRE_DEBUG", "HF_HUB_OFFLINE", "HF_TOKEN"):
         monkeypatch.delenv(name, raising=False)
-
-
-def quire(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as caught:
-        main(arguments)
-    assert isinstance(caught.value.code, int)
-    return caught.value.code
 
 
 def checkpoint(config: dict[str, Any]) -> dict[str, bytes]:

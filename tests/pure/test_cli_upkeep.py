@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from app.cli import main
 from store.models import ModelStore
 from store.paths import DataRoot
+from tests.fakes.command_here import quire
 from tests.fakes.installed import install
 
 
@@ -20,13 +20,6 @@ def store(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModelStore:
     for name in ("QUIRE_HOST", "QUIRE_PORT", "QUIRE_DEBUG"):
         monkeypatch.delenv(name, raising=False)
     return ModelStore(DataRoot.open(tmp_path / "QUIRE_HOME"))
-
-
-def quire(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as caught:
-        main(arguments)
-    assert isinstance(caught.value.code, int)
-    return caught.value.code
 
 
 def test_verify_names_what_is_broken_and_how_to_mend_it(store: ModelStore, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from app.cli import main
 from store.errors import InvalidName, ModelBusy
 from store.hf_cache import RepoCache
 from store.locks import repo_lock_now
@@ -19,6 +18,7 @@ from store.paths import DataRoot
 from store.presets.derive import copy_model
 from store.upkeep.prune import Finding, find_waste, prune
 from store.upkeep.prune_caches import packed_sources
+from tests.fakes.command_here import quire
 from tests.fakes.hub import COMMIT, sha256
 from tests.fakes.installed import install
 
@@ -217,13 +217,6 @@ def test_folders_name_their_repositories() -> None:
     for folder in ("models--alone", "datasets--org--a", "models--..--a", "x", "models--a--b--c"):
         with pytest.raises(InvalidName):
             RepoId.of_folder(folder)
-
-
-def quire(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as caught:
-        main(arguments)
-    assert isinstance(caught.value.code, int)
-    return caught.value.code
 
 
 def test_the_command(

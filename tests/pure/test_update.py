@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from app.cli import main
 from store.errors import DownloadFailed, HubUnreachable
 from store.hub_settings import HubSettings
 from store.models import InstalledModel, ModelStore
@@ -20,6 +19,7 @@ from store.progress import Reporter
 from store.pull import RetryPolicy, pull
 from store.upkeep.removal import plan_removal, remove
 from store.upkeep.update import Update, standings, update_model
+from tests.fakes.command_here import quire
 from tests.fakes.hub import COMMIT, FakeHub
 from tests.fakes.installed import install
 
@@ -126,13 +126,6 @@ def command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, hub: FakeHub) -> No
     monkeypatch.setenv("QUIRE_HOME", str(tmp_path / "quire"))
     monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-
-
-def quire(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as caught:
-        main(arguments)
-    assert isinstance(caught.value.code, int)
-    return caught.value.code
 
 
 @pytest.mark.usefixtures("command")
