@@ -14,6 +14,7 @@ import uvicorn
 
 LAST_RESORT_S = 12
 """When uvicorn may cancel what even draining did not end."""
+_TICK_S = 0.5
 
 
 class DrainingServer(uvicorn.Server):
@@ -23,6 +24,11 @@ class DrainingServer(uvicorn.Server):
         config.timeout_graceful_shutdown = LAST_RESORT_S
         super().__init__(config)
         self._drain = drain
+
+    async def main_loop(self) -> None:
+        """Look now and then whether to exit; uvicorn does it ten times a second, which an idle daemon shows."""
+        while not await self.on_tick(0):  # noqa: ASYNC110  # signal handlers of uvicorn set a flag, no event
+            await asyncio.sleep(_TICK_S)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         draining = asyncio.ensure_future(self._drain())
