@@ -29,7 +29,8 @@ class StepOutput(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     `num_cached_tokens` counts prompt tokens served by the prefix cache.  `stop_token_id` is
     set when a stop token ended the sequence; that token is the last of `token_ids`.
-    `error_message` accompanies finish reason "error".
+    `error_message` accompanies finish reason "error".  `pooled` is what became of a prompt with `Pooling`:
+    float32 numbers, little-endian, in the one output of that sequence.
     """
 
     sequence_id: int
@@ -39,6 +40,7 @@ class StepOutput(msgspec.Struct, frozen=True, array_like=True, gc=False):
     num_cached_tokens: int = 0
     logprobs: tuple[TokenLogprobs, ...] = ()
     error_message: str | None = None
+    pooled: bytes = b""
 
 
 class Usage(msgspec.Struct, frozen=True):

@@ -6,7 +6,7 @@ one `Prompt` per sample, and only `Prompt`s cross the wire to the worker.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -33,12 +33,28 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     prompt_param: str = "messages"
 
 
+class Pooling(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What to make of a prompt instead of continuing it: one vector, or one number.
+
+    "embed" gives the pooled hidden state as the model defines it, "score" the output of its classification
+    head, and "choice" the probability of `choice_ids[0]` against `choice_ids[1]` as the next token.
+    `dimensions` keeps the first components of a vector, which then gets length 1 anew (Matryoshka, Kusupati et al.
+    2022, https://arxiv.org/abs/2205.13147).  `second_start` is where the second text of a pair begins, for models
+    that tell the two apart; 0 means that there is none.
+    """
+
+    kind: Literal["embed", "score", "choice"]
+    dimensions: int | None = None
+    choice_ids: tuple[int, int] | None = None
+    second_start: int = 0
+
+
 class Prompt(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One sequence to generate.
+    """One sequence to generate, or to pool.
 
     `stop_token_ids` already includes the model's end-of-sequence ids unless the request
     ignores them; `max_tokens` is resolved and fits the context.  `sequence_id` is unique
-    per worker.
+    per worker.  With `pooling` nothing is generated, and `max_tokens` and `sampling` do not count.
     """
 
     sequence_id: int
@@ -47,3 +63,4 @@ class Prompt(msgspec.Struct, frozen=True, array_like=True, gc=False):
     sampling: SamplingParams
     stop_token_ids: tuple[int, ...] = ()
     cache_salt: str = ""
+    pooling: Pooling | None = None

@@ -2,11 +2,14 @@
 
 One tagged union per direction.  The first frame to a worker is `Start`; it answers with
 any number of `Progress`, then `Ready` or `Fatal`.  After `Ready`, `Steps` carries the
-outputs of one engine step for all sequences together.  Used by `engine.worker` and
+outputs of one engine step for all sequences together, and each `ResizeCache`, `Sleep` and
+`Wake` is answered by one `Memory` or `Refused`, in order.  Used by `engine.worker` and
 `app.residency.worker_client`; nothing else knows the encoding.
 """
 
 from __future__ import annotations
+
+from typing import Literal
 
 import msgspec
 
@@ -14,7 +17,7 @@ from engine.api.config import EngineConfig
 from engine.api.output import StepOutput
 from engine.api.request import Prompt
 
-WIRE_VERSION = 1
+WIRE_VERSION = 2
 
 
 class Start(msgspec.Struct, frozen=True, tag="start"):
@@ -34,6 +37,26 @@ class Abort(msgspec.Struct, frozen=True, tag="abort"):
     sequence_ids: tuple[int, ...]
 
 
+class ResizeCache(msgspec.Struct, frozen=True, tag="resize_cache"):
+    """Grow or shrink the KV cache to `num_blocks`, as near as the worker can; no open sequence is lost."""
+
+    call_id: int
+    num_blocks: int
+
+
+class Sleep(msgspec.Struct, frozen=True, tag="sleep"):
+    """Give the device's memory back as far as possible; refused while sequences are open."""
+
+    call_id: int
+
+
+class Wake(msgspec.Struct, frozen=True, tag="wake"):
+    """Be as before the sleep, with a KV cache of `num_blocks`."""
+
+    call_id: int
+    num_blocks: int
+
+
 class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
     pass
 
@@ -46,8 +69,31 @@ class Progress(msgspec.Struct, frozen=True, tag="progress"):
     total: int
 
 
+Task = Literal["generate", "embed", "score"]
+"""What a model does: continue texts, turn them into vectors, or judge pairs of them."""
+
+
+class WorkerMemory(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker holds now.
+
+    `num_kv_blocks` are the blocks of its KV cache and `max_model_len` the longest context that they allow.
+    `fixed_bytes` is what it holds of its device besides: weights, workspace, graphs, the driver's share.
+    `host_bytes` is what a sleeping worker keeps in this machine's RAM instead.
+    """
+
+    num_kv_blocks: int
+    max_model_len: int
+    fixed_bytes: int
+    host_bytes: int = 0
+    is_asleep: bool = False
+
+
 class WorkerFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What a loaded engine really got: sizes in bytes, lengths in tokens."""
+    """What a loaded engine really got: sizes in bytes, lengths in tokens.
+
+    `fixed_bytes` is all it holds of its device besides the KV cache, and `max_kv_blocks` how far that can grow;
+    an encoder has no cache: its block counts are 0.  `embedding_length` is that of an embedding model's vectors.
+    """
 
     architecture: str
     dtype: str
@@ -60,6 +106,10 @@ class WorkerFacts(msgspec.Struct, frozen=True, kw_only=True):
     num_kv_blocks: int
     block_size: int
     max_num_seqs: int
+    fixed_bytes: int = 0
+    max_kv_blocks: int = 0
+    task: Task = "generate"
+    embedding_length: int = 0
     load_seconds: float = 0.0
     notes: tuple[str, ...] = ()
 
@@ -106,8 +156,24 @@ class Steps(msgspec.Struct, frozen=True, tag="steps"):
     stats: EngineStats
 
 
-ToWorker = Start | Submit | Abort | Shutdown
-FromWorker = Progress | Ready | Fatal | Steps
+class Memory(msgspec.Struct, frozen=True, tag="memory"):
+    """A call is done; `seconds` is what it took."""
+
+    call_id: int
+    memory: WorkerMemory
+    seconds: float
+
+
+class Refused(msgspec.Struct, frozen=True, tag="refused"):
+    """A call changed nothing; `code` is that of an `EngineError`."""
+
+    call_id: int
+    code: str
+    message: str
+
+
+ToWorker = Start | Submit | Abort | ResizeCache | Sleep | Wake | Shutdown
+FromWorker = Progress | Ready | Fatal | Steps | Memory | Refused
 
 encode = msgspec.msgpack.Encoder().encode
 decode_to_worker = msgspec.msgpack.Decoder(ToWorker).decode
