@@ -1,0 +1,47 @@
+"""`WeightMemory`: what a model's weights do when their engine sleeps and wakes.
+
+Built with the model by `engine.build`, driven by the engine's sleep and wake.  On a GPU
+`engine.runner.device_weights` moves them to this machine's RAM and back, to the same addresses.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+
+class WeightMemory(Protocol):
+    """The memory of one model's weights; asleep, nothing may read them."""
+
+    @property
+    def mapped_bytes(self) -> int:
+        """What it holds of the device now that torch's allocator knows nothing of."""
+        ...
+
+    def sleep(self) -> int:
+        """Give the device's memory back as far as possible; returns what is kept in this machine's RAM, in bytes.
+
+        No step may be in flight.  Raises `InsufficientMemory` where RAM does not suffice, and then changed nothing.
+        """
+        ...
+
+    def wake(self) -> None:
+        """Have the weights where they were, ready for work on the current stream.
+
+        Raises `InsufficientMemory` where the device's memory does not suffice; they stay asleep then.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LastingWeights:
+    """Weights that stay where they are: those of a CPU, whose memory is what others would sleep in."""
+
+    num_bytes: int
+    mapped_bytes: int = 0
+
+    def sleep(self) -> int:
+        return self.num_bytes
+
+    def wake(self) -> None:
+        """They never left."""
