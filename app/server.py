@@ -48,6 +48,7 @@ from app.residency.devices import measure
 from app.residency.memory import DeviceMemory
 from app.residency.model_loader import ModelLoader
 from app.residency.supervisor import Supervisor
+from app.residency_settings import check_shares
 from app.schema.admin import PullRequest
 from app.settings import Settings
 from app.throughput_log import log_throughput
@@ -194,6 +195,7 @@ def serve(settings: Settings, parts: Parts | None = None) -> None:
     configure_logging(settings.log_level)
     state_dir = user_paths().state_dir
     parts = real_parts(settings) if parts is None else parts
+    _refuse_overfull_shares(settings, parts)
     with single_instance(state_dir), parts.data_root.in_use(), _listen(settings) as listener:
         daemon = build_daemon(settings, parts, request_shutdown=lambda: setattr(server, "should_exit", True))
         config = uvicorn.Config(daemon.app, log_config=None, access_log=False, server_header=False, lifespan="on")
@@ -208,6 +210,18 @@ def serve(settings: Settings, parts: Parts | None = None) -> None:
         gc.freeze()
         server.run(sockets=[listener])
         logger.info("Stopped")
+
+
+def _refuse_overfull_shares(settings: Settings, parts: Parts) -> None:
+    """Shares that cannot all be kept are an error of the settings, better told now than at the last model's load."""
+    if settings.residents:
+        devices = (parts.measure_memory(settings.device).device,)
+        check_shares(
+            settings.residents,
+            limit=settings.memory_limit,
+            default_share=settings.gpu_memory_utilization,
+            devices=devices,
+        )
 
 
 async def _end_leftovers(database: DatabaseThread) -> None:

@@ -8,6 +8,7 @@ the environment, but opens nothing and starts nothing.
 from __future__ import annotations
 
 import ipaddress
+import math
 import os
 import tomllib
 from collections.abc import Mapping
@@ -16,11 +17,14 @@ from typing import Any, Literal
 
 import msgspec
 
-from app.errors import SettingsError
+from app.errors import BadRequest, SettingsError
+from app.keep_alive import parse_keep_alive
+from app.residency_settings import ResidentSettings, read_residents
 from engine.api.config import LoadFormat, Quantization, WaitPolicy
 from store.paths import CONFIG_NAME, platform_data_root, user_paths
 
 DEFAULT_PORT = 11435
+_DURATIONS = ("keep_alive", "max_keep_alive")
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 ENVIRONMENT_NAMES = {
@@ -36,9 +40,12 @@ ENVIRONMENT_NAMES = {
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """All settings of the daemon; sizes in bytes, times in seconds, lengths in tokens.
 
-    `max_queue` bounds the open requests of one model.  `allowed_hosts` are host names,
-    beside the local ones, under which the daemon may be addressed.  `load_format` "dummy" gives every
-    model random weights: a directory with config.json and tokenizer.json is then enough to measure it.
+    `memory_limit` is the share of each device that all models together may take, `gpu_memory_utilization` that of
+    each model which names none of its own; None lets the planner choose.  `keep_alive` and `max_keep_alive` are
+    `math.inf` for ever.  `residents` are loaded at start, in this order.  `max_queue` bounds the open requests of
+    one model.  `allowed_hosts` are host names, beside the local ones, under which the daemon may be addressed.
+    `load_format` "dummy" gives every model random weights: a directory with config.json and tokenizer.json is then
+    enough to measure it.
     """
 
     host: str = "127.0.0.1"
@@ -60,7 +67,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     quantization: Quantization = "auto"
     max_model_len: int | None = None
     max_num_seqs: int | None = None
-    gpu_memory_utilization: float = 0.9
+    memory_limit: float = 0.92
+    gpu_memory_utilization: float | None = None
+    keep_alive: float = 30 * 60.0
+    max_keep_alive: float = math.inf
+    residents: tuple[ResidentSettings, ...] = ()
     num_threads: int | None = None
     pin_threads: bool = False
     wait_policy: WaitPolicy = "auto"
@@ -148,7 +159,9 @@ def _read_config(path: Path) -> dict[str, Any]:
     hub = read.pop("hub", {})
     if not isinstance(hub, dict):
         raise SettingsError(f"In the config file {path} hub is not a table; write hub_mirrors, or [hub] and mirrors.")
-    return read | {f"hub_{name}": value for name, value in hub.items()}
+    read |= {f"hub_{name}": value for name, value in hub.items()}
+    # `[[resident]]` is one of several; the setting is all of them.
+    return read | ({"residents": read.pop("resident")} if "resident" in read else {})
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, tuple[Any, str]]:
@@ -157,7 +170,7 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, tuple[Any, str]]:
         variable = environment_name(name)
         text = environ.get(variable, "").strip()
         if text:
-            is_list = _FIELD_TYPES[name] == tuple[str, ...]
+            is_list = _FIELD_TYPES[name] == tuple[str, ...] or name == "residents"
             value = tuple(part.strip() for part in text.split(",") if part.strip()) if is_list else text
             found[name] = (value, f"environment {variable}")
     return found
@@ -168,12 +181,25 @@ def _convert(name: str, raw: Any, origin: str) -> Any:
         raise SettingsError(f"Unknown setting {name!r} ({origin}); known settings: {', '.join(FIELD_NAMES)}.")
     if name == "data_root":
         return Path(str(raw)).expanduser().absolute()
+    if name == "residents":
+        return read_residents(raw, origin)
+    if name in _DURATIONS:
+        return _convert_duration(name, raw, origin)
     if isinstance(raw, str) and _FIELD_TYPES[name] is bool:
         raw = {"yes": True, "on": True, "no": False, "off": False}.get(raw.lower(), raw)
     try:
         return msgspec.convert(raw, _FIELD_TYPES[name], strict=not isinstance(raw, str))
     except msgspec.ValidationError as error:
         raise SettingsError(f"The setting {name} ({origin}) is not usable: {error}; correct its value.") from error
+
+
+def _convert_duration(name: str, raw: Any, origin: str) -> float:
+    if not isinstance(raw, str | int | float):
+        raise SettingsError(f'The setting {name} ({origin}) is not a duration; write it like "30m".')
+    try:
+        return parse_keep_alive(raw)
+    except BadRequest as error:
+        raise SettingsError(f"The setting {name} ({origin}) is not usable: {error.message}") from error
 
 
 def _check(settings: Settings) -> None:
@@ -183,8 +209,12 @@ def _check(settings: Settings) -> None:
 
     if not 0 <= settings.port <= 65535:
         refuse("port", "give a port between 0 and 65535")
-    if not 0.0 < settings.gpu_memory_utilization <= 1.0:
-        refuse("gpu_memory_utilization", "give a fraction above 0 and at most 1")
+    for name in ("memory_limit", "gpu_memory_utilization"):
+        share = getattr(settings, name)
+        if share is not None and not 0.0 < share <= 1.0:
+            refuse(name, "give a fraction above 0 and at most 1")
+    if settings.gpu_memory_utilization is not None and settings.gpu_memory_utilization > settings.memory_limit:
+        refuse("gpu_memory_utilization", f"memory_limit allows all models together {settings.memory_limit:g}")
     for name in ("max_model_len", "max_num_seqs", "num_threads", "max_queue", "request_body_limit_bytes"):
         value = getattr(settings, name)
         if value is not None and value < 1:

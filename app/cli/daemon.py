@@ -28,8 +28,22 @@ def serve(
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.")] = None,
     max_model_len: Annotated[int | None, typer.Option(help="Longest context, in tokens.")] = None,
     max_num_seqs: Annotated[int | None, typer.Option(help="Most sequences computed at once, per model.")] = None,
+    models: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--model",
+            metavar="NAME[=SHARE]",
+            help="A model to load at start, and its share of the memory; may be given again.",
+        ),
+    ] = None,
+    memory_limit: Annotated[
+        float | None, typer.Option(help="Share of each device that all models together may take; 0.92 unless set.")
+    ] = None,
     gpu_memory_utilization: Annotated[
-        float | None, typer.Option(help="Share of the GPU's memory to use, above 0 and at most 1.")
+        float | None, typer.Option(help="Share of a device for each model that has none of its own.")
+    ] = None,
+    keep_alive: Annotated[
+        str | None, typer.Option(help="How long an idle model stays, like 30m or 1h30m; -1 for ever.")
     ] = None,
     quantization: Annotated[
         str | None, typer.Option(help="Weights on a CPU: auto (as the file has them), int8 or none.")
@@ -52,7 +66,10 @@ def serve(
         "device": device,
         "max_model_len": max_model_len,
         "max_num_seqs": max_num_seqs,
+        "residents": models or None,
+        "memory_limit": memory_limit,
         "gpu_memory_utilization": gpu_memory_utilization,
+        "keep_alive": keep_alive,
         "quantization": quantization,
         "num_threads": num_threads,
     }

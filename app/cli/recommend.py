@@ -98,7 +98,7 @@ def _recommended(settings: Settings, host: Host, purpose: Purpose, max_num_seqs:
 
 def _device_sentence(host: Host, *, is_assumed: bool) -> str:
     memory = host.memory
-    share = f"Quire may take {format_bytes(host.usable_bytes)} of it (gpu_memory_utilization {host.utilization:g})"
+    share = f"Quire may take {format_bytes(host.usable_bytes)} of it (memory_limit {host.utilization:g})"
     what = "A GPU" if memory.device.startswith("cuda") else "RAM"
     if is_assumed:
         return f"{what} of {format_bytes(memory.total_bytes)}: {share}."

@@ -40,7 +40,7 @@ class Host:
 
 def host_of(settings: Settings, memory: DeviceMemory) -> Host:
     """The device as the daemon's settings let it be used."""
-    return Host(memory, settings.gpu_memory_utilization, settings.quantization, settings.max_model_len)
+    return Host(memory, settings.memory_limit, settings.quantization, settings.max_model_len)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ def accept(facts: ModelFacts, host: Host) -> str | None:
     if need.weight_bytes > host.usable_bytes:
         return (
             f"The weights take {format_bytes(need.weight_bytes)}, more than the share of {host.utilization:g} that the "
-            f"daemon may take of {host.memory.device}; raise gpu_memory_utilization to run this model."
+            f"daemon may take of {host.memory.device}; raise memory_limit to run this model."
         )
     if need.total_bytes <= host.usable_bytes:
         return None

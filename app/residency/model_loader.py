@@ -134,7 +134,6 @@ class ModelLoader:
             quantization=settings.quantization,
             max_model_len=_max_model_len(settings, installed),
             max_num_seqs=settings.max_num_seqs,
-            gpu_memory_utilization=settings.gpu_memory_utilization,
             memory_budget_bytes=budget_bytes,
             num_threads=settings.num_threads,
             pin_threads=settings.pin_threads,

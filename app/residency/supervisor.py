@@ -229,7 +229,7 @@ class Supervisor:
             memory = await asyncio.to_thread(self._measure_memory, self._settings.device)
             needed_bytes = least_needed_bytes(facts, memory.device, self._settings.quantization)
             declared = [declared_bytes(resident.facts) for resident in self._residents.values()]
-            budget_bytes = worker_budget_bytes(memory, self._settings.gpu_memory_utilization, declared)
+            budget_bytes = worker_budget_bytes(memory, self._settings.memory_limit, declared)
             if budget_bytes >= needed_bytes:
                 return budget_bytes
             if not await self._evict_one():

@@ -46,7 +46,7 @@ def test_a_context_that_does_not_fit_is_told() -> None:
 def test_weights_beyond_the_daemons_share_are_told() -> None:
     warning = accept(QWEN_7B, host(16))
     assert warning is not None
-    assert "share of 0.9" in warning and "gpu_memory_utilization" in warning
+    assert "share of 0.9" in warning and "memory_limit" in warning
 
 
 def test_a_quantised_model_takes_what_is_stored_on_the_cpu_alone() -> None:
