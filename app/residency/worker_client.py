@@ -1,9 +1,10 @@
 """`WorkerClient`: the daemon's end of the socket to one worker process.
 
 Starts the process, sends `Start`, and then moves prompts in and step outputs out: outputs
-of one `submit` arrive in one mailbox.  Knows token ids only.  Whatever ends the worker, each
-sequence that is still open gets exactly one terminal output.  Used by the supervisor
-(life) and by `app.generation` (work).
+of one `submit` arrive in one mailbox.  Calls about the worker's memory are answered one by one.
+Knows token ids only.  Whatever ends the worker, each sequence that is still open gets exactly
+one terminal output, and each call one error.  Used by the supervisor (life) and by
+`app.generation` (work).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
+import msgspec
 import zmq
 import zmq.asyncio
 
@@ -31,7 +33,9 @@ logger = logging.getLogger(__name__)
 _MAX_SOCKET_PATH_BYTES = 100
 """Linux allows 107; some is left for the name within the directory."""
 _LAST_FRAMES_S = 0.1
-_FATAL_ERRORS: dict[str, type[EngineError]] = {
+CALL_TIMEOUT_S = 120.0
+"""A step in flight and page-locking a hundred gigabytes take less; a worker that takes longer hangs."""
+_WORKER_ERRORS: dict[str, type[EngineError]] = {
     error.code: error for error in (UnsupportedModel, BrokenCheckpoint, InsufficientMemory)
 }
 
@@ -52,6 +56,8 @@ class WorkerClient:
         self._ready: asyncio.Future[wire.WorkerFacts] = asyncio.get_running_loop().create_future()
         self._outputs: dict[int, StepMailbox] = {}
         self._ids = itertools.count(1)
+        self._calls: dict[int, asyncio.Future[wire.WorkerMemory]] = {}
+        self._call_ids = itertools.count(1)
         self._on_progress: OnProgress = lambda progress: None
         self.stats = wire.EngineStats()
         self.failure: EngineError | None = None
@@ -109,6 +115,22 @@ class WorkerClient:
         if open_ids and self.failure is None:
             self._send(wire.Abort(open_ids))
 
+    async def resize_cache(self, num_blocks: int) -> wire.WorkerMemory:
+        """Let the KV cache grow or shrink to `num_blocks`, as near as the worker can; returns what it holds then.
+
+        Raises, as `sleep` and `wake` do, the `EngineError` of a worker that refused and changed nothing, or
+        `WorkerDied`; a worker that does not answer within `CALL_TIMEOUT_S` counts as dead.
+        """
+        return await self._call(wire.ResizeCache(next(self._call_ids), num_blocks))
+
+    async def sleep(self) -> wire.WorkerMemory:
+        """Let the worker give its device's memory back; refused while sequences are open."""
+        return await self._call(wire.Sleep(next(self._call_ids)))
+
+    async def wake(self, num_blocks: int) -> wire.WorkerMemory:
+        """Bring a sleeping worker back, with a KV cache of `num_blocks`."""
+        return await self._call(wire.Wake(next(self._call_ids), num_blocks))
+
     async def close(self, timeout_s: float, reason: str = "The model was stopped.") -> None:
         """End the worker: ask, then terminate, then kill; open sequences end with `reason`."""
         if self._is_ready and self.failure is None:
@@ -122,6 +144,21 @@ class WorkerClient:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._socket.close(linger=0)
         self._socket_dir.cleanup()
+
+    async def _call(self, frame: wire.ResizeCache | wire.Sleep | wire.Wake) -> wire.WorkerMemory:
+        if self.failure is not None:
+            raise self.failure
+        answer = self._calls[frame.call_id] = asyncio.get_running_loop().create_future()
+        self._send(frame)
+        try:
+            # Shielded: what the worker does cannot be called back, so a caller that leaves changes nothing.
+            return await asyncio.wait_for(asyncio.shield(answer), CALL_TIMEOUT_S)
+        except TimeoutError:
+            error = WorkerDied(f"The model's worker process did not answer for {CALL_TIMEOUT_S:.0f} s; try again.")
+            self._fail(error)
+            raise error from None
+        finally:
+            del self._calls[frame.call_id]
 
     def _send(self, frame: wire.ToWorker) -> None:
         # PAIR without a high-water mark: the frame is queued in libzmq at once, so the future
@@ -142,9 +179,24 @@ class WorkerClient:
                 self._on_progress(frame)
             case wire.Ready():
                 if not self._ready.done():
+                    self._see_blocks(frame.facts.num_kv_blocks)
                     self._ready.set_result(frame.facts)
+            case wire.Memory():
+                self._see_blocks(frame.memory.num_kv_blocks)
+                if (call := self._calls.get(frame.call_id)) is not None and not call.done():
+                    call.set_result(frame.memory)
+            case wire.Refused():
+                if (call := self._calls.get(frame.call_id)) is not None and not call.done():
+                    call.set_exception(_WORKER_ERRORS.get(frame.code, EngineError)(frame.message))
             case wire.Fatal():
-                self._fail(_FATAL_ERRORS.get(frame.code, EngineError)(frame.message))
+                self._fail(_WORKER_ERRORS.get(frame.code, EngineError)(frame.message))
+
+    def _see_blocks(self, num_blocks: int) -> None:
+        """Until the next step's report: the cache has so many blocks, and as many in use as before."""
+        num_used = self.stats.num_blocks - self.stats.num_free_blocks
+        self.stats = msgspec.structs.replace(
+            self.stats, num_blocks=num_blocks, num_free_blocks=max(0, num_blocks - num_used)
+        )
 
     def _deliver(self, output: StepOutput) -> None:
         is_terminal = output.finish_reason is not None
@@ -171,6 +223,11 @@ class WorkerClient:
             self._ready.exception()
         for sequence_id in tuple(self._outputs):
             self._deliver(StepOutput(sequence_id, finish_reason="error", error_message=error.message))
+        for call in self._calls.values():
+            if not call.done():
+                call.set_exception(error)
+                # Its caller may have left.
+                call.exception()
 
 
 def _socket_directory(runtime_dir: Path) -> tempfile.TemporaryDirectory[str]:
