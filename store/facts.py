@@ -39,6 +39,7 @@ class ModelFacts(msgspec.Struct, frozen=True):
     as they are stored.  `quantization` is the type of most parameters, or the method that config.json names;
     `quantization_method` is that method alone.  `dtype` is what the model computes in ("bfloat16") and
     `kv_bytes_per_token` what a token takes in a KV cache of that type.  `tensor_types` are all types that occur.
+    `num_labels` is of models that classify, and `has_own_code` says that config.json names Python files of its own.
     """
 
     architecture: str
@@ -63,6 +64,8 @@ class ModelFacts(msgspec.Struct, frozen=True):
     num_experts: int | None = None
     has_sliding_window: bool = False
     activation: str | None = None
+    num_labels: int | None = None
+    has_own_code: bool = False
 
 
 class TensorFacts(Protocol):
@@ -174,6 +177,8 @@ def _facts(shape: ModelShape, tensors: Sequence[tuple[str, TensorFacts]], dtype:
         num_experts=shape.num_experts,
         has_sliding_window=shape.has_sliding_window,
         activation=shape.activation,
+        num_labels=shape.num_labels,
+        has_own_code=shape.has_own_code,
     )
 
 

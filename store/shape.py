@@ -29,7 +29,8 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
 
     `cached_elements` is what one token leaves in the KV cache, over all layers; None for models without one.
     `has_latent_cache` says that it is one compressed vector per layer instead of keys and values (MLA).
-    `classes` are the `architectures` of config.json.
+    `classes` are the `architectures` of config.json, `num_labels` is of models that classify, and `has_own_code` says
+    that it names Python files of the repository.
     """
 
     architecture: str
@@ -45,6 +46,8 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     num_experts: int | None = None
     has_sliding_window: bool = False
     activation: str | None = None
+    num_labels: int | None = None
+    has_own_code: bool = False
 
 
 def cache_bytes_per_token(shape: ModelShape, dtype: str | None) -> int | None:
@@ -86,7 +89,18 @@ def shape_of_config(config: Mapping[str, Any]) -> ModelShape:
         has_sliding_window=text.get("use_sliding_window") is True
         or (isinstance(layer_types, list) and any(kind != "full_attention" for kind in layer_types)),
         activation=identifier(text.get("hidden_act")),
+        num_labels=_num_labels(config, classes),
+        has_own_code=bool(config.get("auto_map")),
     )
+
+
+def _num_labels(config: Mapping[str, Any], classes: object) -> int | None:
+    """Of a classifier, which has two unless its config says otherwise; None for models of other kinds."""
+    names = classes if isinstance(classes, list) else []
+    if not any(isinstance(name, str) and name.endswith("ForSequenceClassification") for name in names):
+        return None
+    labels = config.get("id2label")
+    return len(labels) if isinstance(labels, dict) else size(config.get("num_labels")) or 2
 
 
 def shape_of_gguf(metadata: Mapping[str, Any]) -> ModelShape:

@@ -14,6 +14,7 @@ from engine.api.architectures import (
     unsupported_activation,
     unsupported_architecture,
     unsupported_experts,
+    unsupported_labels,
     unsupported_quantization,
     unsupported_types,
     unsupported_window,
@@ -89,10 +90,16 @@ def accept(facts: ModelFacts, host: Host) -> str | None:
 def why_unsupported(facts: ModelFacts) -> str | None:
     """The first reason why the engine cannot run the model."""
     reasons = (
-        unsupported_architecture(facts.architecture, facts.classes),
+        unsupported_architecture(
+            facts.architecture,
+            facts.classes,
+            is_gguf=facts.format == "gguf",
+            has_own_code=facts.has_own_code,
+        ),
+        unsupported_labels(facts.num_labels),
         unsupported_quantization(is_quantized=facts.quantization_method is not None),
         unsupported_experts(facts.num_experts),
-        unsupported_activation(facts.activation) if facts.activation else None,
+        unsupported_activation(facts.activation, facts.architecture) if facts.activation else None,
         unsupported_window(has_sliding_window=facts.has_sliding_window),
         unsupported_types(facts.tensor_types, is_gguf=facts.format == "gguf"),
     )

@@ -101,7 +101,7 @@ def _refuse_unsupported(config: Mapping[str, Any]) -> None:
     fields = ConfigFields(config)
     has_window = fields.flag("use_sliding_window", False) or bool(set(fields.texts("layer_types")) - {"full_attention"})
     for reason in (
-        unsupported_activation(fields.text("hidden_act", "silu")),
+        unsupported_activation(fields.text("hidden_act", "silu"), fields.get("model_type")),
         unsupported_quantization(is_quantized=bool(fields.section("quantization_config"))),
         unsupported_window(has_sliding_window=has_window),
     ):

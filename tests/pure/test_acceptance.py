@@ -66,7 +66,20 @@ def test_a_quantised_model_takes_what_is_stored_on_the_cpu_alone() -> None:
             "'Gemma3For",
         ),
         ({"architecture": "phi3", "classes": ()}, "'phi3' is not supported"),
-        ({"classes": ("Qwen2ForSequenceClassification",)}, "not supported; choose a text generation model"),
+        ({"classes": ("Qwen2ForSequenceClassification",)}, "not supported; choose a model of type llama"),
+        ({"architecture": "bert", "classes": ("BertForQuestionAnswering",)}, "'BertForQuestionAnswering' is not"),
+        ({"architecture": "bert", "classes": ("BertForSequenceClassification",), "num_labels": 3}, "3 labels"),
+        ({"architecture": "bert", "classes": ("BertModel",), "activation": "relu"}, "'relu' .* uses gelu"),
+        ({"architecture": "bert", "classes": (), "activation": None, "format": "gguf"}, "GGUF files of bert"),
+        (
+            {
+                "architecture": "xlm-roberta",
+                "classes": ("XLMRobertaModel",),
+                "activation": "gelu",
+                "has_own_code": True,
+            },
+            "code of its own",
+        ),
         ({"quantization_method": "awq"}, "Quantised safetensors"),
         ({"num_experts": 8}, "mixture of experts"),
         ({"activation": "gelu"}, "'gelu'"),
@@ -114,3 +127,21 @@ def test_the_sums_add_up(
         assert need.weight_bytes > total
     else:
         assert (warning is None) == (need.total_bytes <= here.usable_bytes)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "class_name", "activation"),
+    [
+        ("bert", "BertModel", "gelu"),
+        ("bert", "BertForSequenceClassification", "gelu"),
+        ("roberta", "RobertaModel", "gelu"),
+        ("xlm-roberta", "XLMRobertaForSequenceClassification", "gelu"),
+        ("qwen3", "Qwen3Model", "silu"),
+    ],
+)
+def test_models_for_vectors_and_scores_are_accepted(architecture: str, class_name: str, activation: str) -> None:
+    facts = msgspec.structs.replace(
+        QWEN_7B, architecture=architecture, classes=(class_name,), activation=activation, num_labels=1,
+        kv_bytes_per_token=None, tensor_types=("F32", "I64"),
+    )  # fmt: skip
+    assert accept(facts, host(80)) is None
