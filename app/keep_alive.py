@@ -12,7 +12,7 @@ import re
 from decimal import Decimal
 from typing import Any
 
-from app.errors import BadRequest
+from engine.api.errors import InvalidParameter
 
 FOREVER = math.inf
 
@@ -33,7 +33,7 @@ _MAX_TEXT_LENGTH = 64
 
 
 def parse_keep_alive(value: str | int | float) -> float:
-    """Seconds, at least 0; `math.inf` for ever.  Raises `BadRequest` for what is no duration."""
+    """Seconds, at least 0; `math.inf` for ever.  Raises `InvalidParameter` for what is no duration."""
     if isinstance(value, str):
         return _parse_text(value.strip())
     if isinstance(value, bool) or value != value:
@@ -45,9 +45,12 @@ def parse_keep_alive(value: str | int | float) -> float:
     return FOREVER if seconds < 0 else seconds
 
 
-def capped(asked: float | None, most: float) -> float | None:
-    """What a client gets of what it asked for, in seconds; None, which asks for nothing, stays None."""
-    return None if asked is None else min(asked, most)
+def granted_keep_alive(asked: str | int | float | None, most: float) -> float | None:
+    """What a client gets of what it asks for, in seconds: never above `most`; None where it does not ask.
+
+    Raises `InvalidParameter`.
+    """
+    return None if asked is None else min(parse_keep_alive(asked), most)
 
 
 def format_keep_alive(seconds: float) -> str:
@@ -74,11 +77,11 @@ def _parse_text(text: str) -> float:
     return FOREVER if match["sign"] == "-" and total else float(total)
 
 
-def _not_a_duration(value: Any) -> BadRequest:
+def _not_a_duration(value: Any) -> InvalidParameter:
     shown = ascii(value)
     shown = shown if len(shown) <= _MAX_TEXT_LENGTH else shown[: _MAX_TEXT_LENGTH - 3] + "..."
-    return BadRequest(
+    return InvalidParameter(
+        "keep_alive",
         f"keep_alive {shown} is not a duration; write it like 5m or 1h30m, as seconds, as 0 to unload at once, or as "
         "-1 to keep the model.",
-        param="keep_alive",
     )

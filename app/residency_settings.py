@@ -13,8 +13,9 @@ from typing import Any
 
 import msgspec
 
-from app.errors import BadRequest, SettingsError
+from app.errors import SettingsError
 from app.keep_alive import parse_keep_alive
+from engine.api.errors import InvalidParameter
 from store.errors import InvalidName
 from store.names import parse_model_name
 
@@ -109,7 +110,7 @@ def _resident_of_table(table: Any, origin: str) -> ResidentSettings:
     try:
         keep_alive = {"keep_alive": parse_keep_alive(table["keep_alive"])} if "keep_alive" in table else {}
         return _checked(msgspec.convert({**table, **keep_alive}, ResidentSettings), origin)
-    except (msgspec.ValidationError, BadRequest, TypeError) as error:
+    except (msgspec.ValidationError, InvalidParameter, TypeError) as error:
         where = f"[[resident]] {name}".strip()
         raise SettingsError(f"{where} ({origin}) is not usable: {_lowered(str(error))}; correct it.") from error
 

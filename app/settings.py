@@ -17,10 +17,11 @@ from typing import Any, Literal
 
 import msgspec
 
-from app.errors import BadRequest, SettingsError
+from app.errors import SettingsError
 from app.keep_alive import parse_keep_alive
 from app.residency_settings import ResidentSettings, read_residents
 from engine.api.config import LoadFormat, Quantization, WaitPolicy
+from engine.api.errors import InvalidParameter
 from store.paths import CONFIG_NAME, platform_data_root, user_paths
 
 DEFAULT_PORT = 11435
@@ -198,7 +199,7 @@ def _convert_duration(name: str, raw: Any, origin: str) -> float:
         raise SettingsError(f'The setting {name} ({origin}) is not a duration; write it like "30m".')
     try:
         return parse_keep_alive(raw)
-    except BadRequest as error:
+    except InvalidParameter as error:
         raise SettingsError(f"The setting {name} ({origin}) is not usable: {error.message}") from error
 
 

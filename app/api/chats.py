@@ -156,7 +156,7 @@ async def create_turn(
         raise BadRequest("stream must be true here; /v1/chat/completions answers in one piece.", param="stream")
     if data.n not in (None, 1):
         raise BadRequest("n must be 1 here: a saved turn has one answer.", param="n")
-    job = chat_job(data, f"chatcmpl-{secrets.token_hex(16)}")
+    job = chat_job(data, f"chatcmpl-{secrets.token_hex(16)}", max_keep_alive=settings.max_keep_alive)
     messages = job.prompts[0].messages
     assert messages is not None
     name, revision = await _name_and_revision(models, data.model)

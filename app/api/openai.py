@@ -45,7 +45,7 @@ ERRORS = {
 async def create_chat_completion(
     data: ChatRequest, request: Request[Any, Any, Any], supervisor: Supervisor, settings: Settings
 ) -> Response[Any]:
-    job = chat_job(data, f"chatcmpl-{secrets.token_hex(16)}")
+    job = chat_job(data, f"chatcmpl-{secrets.token_hex(16)}", max_keep_alive=settings.max_keep_alive)
     head = answer_head(job)
     if not data.stream:
         return Response(chat_completion(head, await _collect(request, supervisor, job)))
@@ -62,7 +62,7 @@ async def create_chat_completion(
 async def create_completion(
     data: CompletionRequest, request: Request[Any, Any, Any], supervisor: Supervisor, settings: Settings
 ) -> Response[Any]:
-    job = completion_job(data, f"cmpl-{secrets.token_hex(16)}")
+    job = completion_job(data, f"cmpl-{secrets.token_hex(16)}", max_keep_alive=settings.max_keep_alive)
     head = answer_head(job)
     if not data.stream:
         return Response(completion(head, await _collect(request, supervisor, job)))

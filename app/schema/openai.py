@@ -39,7 +39,10 @@ class StreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class GenerationFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What both generating routes take; `engine.api.sampling.SamplingParams` gives the meanings and limits."""
+    """What both generating routes take; `engine.api.sampling.SamplingParams` gives the meanings and limits.
+
+    `keep_alive` is how long the model stays in memory afterwards, in Ollama's grammar.
+    """
 
     model: str
     stream: bool | None = None
@@ -63,6 +66,7 @@ class GenerationFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     repetition_penalty: float | None = None
     logit_bias: dict[int, float] | None = None
     user: str | None = None
+    keep_alive: str | int | float | None = None
 
 
 class ChatRequest(GenerationFields, frozen=True, kw_only=True, forbid_unknown_fields=True):

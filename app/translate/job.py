@@ -22,12 +22,14 @@ class GenerateJob:
     """Prompts times samples; choice `i * num_samples + j` is sample j of prompt i.
 
     `overrides` are the sampling fields that the client gave; where it is silent the model's
-    generation defaults hold.  The requests in `prompts` carry no sampling of their own.
+    generation defaults hold.  The requests in `prompts` carry no sampling of their own.  `keep_alive` is how long
+    the model shall stay in memory afterwards, in seconds; None leaves that to the settings.
     """
 
     model: str
     prompts: tuple[GenerateRequest, ...]
     overrides: Mapping[str, Any]
+    keep_alive: float | None = None
 
     @property
     def num_samples(self) -> int:

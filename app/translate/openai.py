@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from app.keep_alive import granted_keep_alive
 from app.schema.openai import ChatMessage, ChatRequest, CompletionRequest, GenerationFields
 from app.translate.job import GenerateJob
 from engine.api.errors import InvalidParameter
@@ -61,8 +62,11 @@ _SAME_NAME_FIELDS = (
 )
 
 
-def chat_job(body: ChatRequest, request_id: str) -> GenerateJob:
-    """Raises `InvalidParameter` for the first field that cannot be served."""
+def chat_job(body: ChatRequest, request_id: str, *, max_keep_alive: float) -> GenerateJob:
+    """`max_keep_alive` is the most that the client is granted, in seconds.
+
+    Raises `InvalidParameter` for the first field that cannot be served.
+    """
     _refuse_unsupported(body)
     if not body.messages:
         raise InvalidParameter("messages", "messages must hold at least one message.")
@@ -83,11 +87,11 @@ def chat_job(body: ChatRequest, request_id: str) -> GenerateJob:
         max_tokens=_chat_max_tokens(body),
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
     )
-    return GenerateJob(body.model, (prompt,), overrides)
+    return GenerateJob(body.model, (prompt,), overrides, granted_keep_alive(body.keep_alive, max_keep_alive))
 
 
-def completion_job(body: CompletionRequest, request_id: str) -> GenerateJob:
-    """Raises `InvalidParameter` for the first field that cannot be served."""
+def completion_job(body: CompletionRequest, request_id: str, *, max_keep_alive: float) -> GenerateJob:
+    """As `chat_job`.  Raises `InvalidParameter` for the first field that cannot be served."""
     _refuse_unsupported(body)
     prompts = tuple(
         GenerateRequest(
@@ -105,7 +109,7 @@ def completion_job(body: CompletionRequest, request_id: str) -> GenerateJob:
     num_choices = len(prompts) * int(overrides.get("n", 1))
     if num_choices > MAX_CHOICES:
         raise InvalidParameter("n", f"prompts × n is {num_choices:,}; ask for at most {MAX_CHOICES:,} at once.")
-    return GenerateJob(body.model, prompts, overrides)
+    return GenerateJob(body.model, prompts, overrides, granted_keep_alive(body.keep_alive, max_keep_alive))
 
 
 def _refuse_unsupported(body: ChatRequest | CompletionRequest) -> None:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.errors import BadRequest
-from app.keep_alive import FOREVER, capped, format_keep_alive, parse_keep_alive
+from app.keep_alive import FOREVER, format_keep_alive, granted_keep_alive, parse_keep_alive
+from engine.api.errors import InvalidParameter
 
 UNITS_S = {"h": 3600, "m": 60, "s": 1, "ms": Fraction(1, 10**3), "us": Fraction(1, 10**6), "ns": Fraction(1, 10**9)}
 
@@ -52,14 +52,14 @@ def test_ollamas_grammar(written: str | int | float, seconds: float) -> None:
     "written", ["", " ", "m", "5 m", "5M", "1d", "5mm", "--5m", "5m-", "1e3", "inf", "nan", ".", ".s", "٥m", "1,5h"]
 )
 def test_what_is_no_duration_is_refused_with_an_example(written: str) -> None:
-    with pytest.raises(BadRequest, match="write it like 5m or 1h30m") as refused:
+    with pytest.raises(InvalidParameter, match="write it like 5m or 1h30m") as refused:
         parse_keep_alive(written)
     assert (refused.value.param, refused.value.status) == ("keep_alive", 400)
 
 
 @pytest.mark.parametrize("written", [True, math.nan, "9" * 10_000, "1h" * 10_000])
 def test_neither_truth_values_nor_endless_texts_are_durations(written: str | float) -> None:
-    with pytest.raises(BadRequest) as refused:
+    with pytest.raises(InvalidParameter) as refused:
         parse_keep_alive(written)
     assert len(refused.value.message) < 250
 
@@ -68,7 +68,7 @@ def test_neither_truth_values_nor_endless_texts_are_durations(written: str | flo
 def test_anything_is_a_duration_or_is_refused(written: str | int | float) -> None:
     try:
         seconds = parse_keep_alive(written)
-    except BadRequest:
+    except InvalidParameter:
         return
     assert seconds >= 0
     assert parse_keep_alive(seconds) == seconds, "what is read already stays as it is"
@@ -99,7 +99,7 @@ def test_shown_as_people_write_it() -> None:
 
 
 def test_a_client_gets_no_more_than_is_allowed() -> None:
-    assert capped(None, 60) is None
-    assert capped(FOREVER, 60) == 60
-    assert capped(5, 60) == 5
-    assert capped(FOREVER, FOREVER) == FOREVER
+    assert granted_keep_alive(None, 60) is None
+    assert granted_keep_alive(-1, 60) == 60
+    assert granted_keep_alive("5s", 60) == 5
+    assert granted_keep_alive("-1", FOREVER) == FOREVER

@@ -16,11 +16,15 @@ USER = {"role": "user", "content": "hi"}
 
 
 def chat(**fields: Any) -> GenerateJob:
-    return chat_job(msgspec.convert({"model": "m", "messages": [USER], **fields}, ChatRequest), "id-1")
+    return chat_job(
+        msgspec.convert({"model": "m", "messages": [USER], **fields}, ChatRequest), "id-1", max_keep_alive=3600
+    )
 
 
 def completion(prompt: Any, **fields: Any) -> GenerateJob:
-    return completion_job(msgspec.convert({"model": "m", "prompt": prompt, **fields}, CompletionRequest), "id-1")
+    return completion_job(
+        msgspec.convert({"model": "m", "prompt": prompt, **fields}, CompletionRequest), "id-1", max_keep_alive=3600
+    )
 
 
 def test_a_silent_request_leaves_everything_to_the_model() -> None:
@@ -75,6 +79,20 @@ def test_both_names_of_the_token_limit() -> None:
     assert chat(max_tokens=5, max_completion_tokens=5).overrides["max_tokens"] == 5
     with pytest.raises(InvalidParameter, match="differ"):
         chat(max_tokens=5, max_completion_tokens=6)
+
+
+@pytest.mark.parametrize(
+    ("asked", "granted"), [(None, None), ("5m", 300), (0, 0), (600.5, 600.5), ("2h", 3600), (-1, 3600), ("-1", 3600)]
+)
+def test_how_long_the_model_stays_is_capped_but_never_refused(asked: str | float | None, granted: float | None) -> None:
+    assert chat(keep_alive=asked).keep_alive == granted
+    assert completion("a", keep_alive=asked).keep_alive == granted
+
+
+def test_a_keep_alive_that_is_no_duration_is_refused_by_name() -> None:
+    with pytest.raises(InvalidParameter, match="keep_alive 'soon' is not a duration") as refused:
+        chat(keep_alive="soon")
+    assert refused.value.param == "keep_alive"
 
 
 def test_completions_keep_openais_default_length() -> None:
