@@ -22,7 +22,8 @@ from engine.api.wire import WorkerFacts
 from engine.attention.backend import AttentionBackend, AttentionSpec, CacheSpec
 from engine.attention.select import select_backend
 from engine.compiled_path import CompiledPath, choose_compiled_path
-from engine.core.scheduler import Scheduler, SchedulerConfig
+from engine.core.scheduler import Scheduler
+from engine.core.scheduler_config import SchedulerConfig
 from engine.kernels.torch_ops import TorchOps
 from engine.loading.checkpoint import open_checkpoint
 from engine.loading.loader import load_model, weight_bytes
@@ -36,6 +37,7 @@ from engine.runner.kernel_cache import cpu_cache_folder, use_kernel_cache
 from engine.runner.memory import GIB, CachePlan
 from engine.runner.model_runner import ModelRunner, ReplayedSteps
 from engine.runner.rows import RowTable
+from engine.runner.weight_memory import LastingWeights, WeightMemory
 from engine.sizing import Limits, Sizer, choose_limits, shrink_to_fit
 
 if TYPE_CHECKING:
@@ -53,6 +55,8 @@ class EngineParts:
 
     scheduler: Scheduler
     runner: ModelRunner
+    attention: AttentionBackend
+    weights: WeightMemory
     facts: WorkerFacts
     pipeline_depth: int
 
@@ -95,6 +99,8 @@ def build_engine(config: EngineConfig, on_progress: OnProgress) -> EngineParts:
     return EngineParts(
         scheduler=Scheduler(_scheduler_config(config, plan, limits)),
         runner=ModelRunner(model, attention, rows, seed=config.seed, replayed=replayed),
+        attention=attention,
+        weights=LastingWeights(model.weight_bytes, tuple(model.weight_maps)),
         facts=facts,
         pipeline_depth=2 if device.type == "cuda" else 1,
     )

@@ -10,15 +10,17 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
+from collections.abc import Callable
 
 import msgspec
 import torch
 
 from engine.api.config import EngineConfig
+from engine.api.errors import EngineAsleep, EngineBusy, EngineError
 from engine.api.output import StepOutput
 from engine.api.request import Prompt
 from engine.api.sampling import SamplingParams
-from engine.api.wire import EngineStats
+from engine.api.wire import EngineStats, WorkerMemory
 from engine.build import OnProgress, build_engine
 from engine.core.batch import ScheduledBatch
 from engine.runner.largest_step import EVERY_WAY
@@ -43,7 +45,12 @@ class EngineLoop:
         parts = build_engine(config, on_progress)
         self._scheduler = parts.scheduler
         self._runner = parts.runner
+        self._attention = parts.attention
+        self._weights = parts.weights
         self._pipeline_depth = parts.pipeline_depth
+        self._undelivered: list[StepOutput] = []
+        self._is_asleep = False
+        self._host_bytes = 0
         self._in_flight: deque[tuple[ScheduledBatch, PendingStep]] = deque()
         on_progress("producing a first token", 0, 0)
         self._warm_up()
@@ -51,13 +58,13 @@ class EngineLoop:
 
     @property
     def has_work(self) -> bool:
-        return self._scheduler.has_work or bool(self._in_flight)
+        return self._scheduler.has_work or bool(self._in_flight or self._undelivered)
 
     @property
     def has_spare_work(self) -> bool:
         """Whether `spare_step` has something to prepare while there is nothing to generate."""
         replayed = self._runner.replayed
-        return replayed is not None and replayed.has_wanted
+        return replayed is not None and replayed.has_wanted and not self._is_asleep
 
     def spare_step(self) -> None:
         """Capture one more graph that this model has needed, now or in an earlier run; some tens of milliseconds."""
@@ -66,15 +73,79 @@ class EngineLoop:
             replayed.capture_wanted()
 
     def submit(self, prompt: Prompt) -> None:
-        """Queue a sequence.  Raises `InvalidParameter` or `ContextLengthExceeded` if it can never run."""
+        """Queue a sequence.  Raises `InvalidParameter`, `ContextLengthExceeded` or `EngineAsleep` if it cannot run."""
+        if self._is_asleep:
+            raise EngineAsleep("The model is asleep; wake it first.")
         self._scheduler.add(prompt)
 
     def abort(self, sequence_id: int) -> StepOutput | None:
         """Drop a sequence and free its blocks now; None if it is not known."""
-        return self._scheduler.abort(sequence_id)
+        output = self._scheduler.abort(sequence_id)
+        if output is not None:
+            self._undelivered = [other for other in self._undelivered if other.sequence_id != sequence_id]
+        return output
 
     def stats(self) -> EngineStats:
         return self._scheduler.stats()
+
+    def memory(self) -> WorkerMemory:
+        """What the engine holds now."""
+        facts = self.facts
+        return WorkerMemory(
+            num_kv_blocks=0 if self._is_asleep else self._scheduler.block_pool.num_blocks,
+            max_model_len=self._scheduler.max_model_len,
+            fixed_bytes=facts.fixed_bytes - (facts.weight_bytes if self._is_asleep else 0),
+            host_bytes=self._host_bytes,
+            is_asleep=self._is_asleep,
+        )
+
+    def resize_cache(self, num_blocks: int) -> WorkerMemory:
+        """See `engine.engine.Engine`: what is in flight is finished first, then blocks move, then memory does."""
+        if self._is_asleep:
+            raise EngineAsleep("The model is asleep and has no KV cache; wake it first.")
+        self._finish_steps()
+        scheduler, attention = self._scheduler, self._attention
+        num_blocks = min(num_blocks, attention.max_blocks)
+        if num_blocks > scheduler.block_pool.num_blocks:
+            scheduler.resize(attention.resize(num_blocks))
+            return self.memory()
+        moves = scheduler.resize(num_blocks)
+        attention.move_blocks([source for source, _ in moves], [target for _, target in moves])
+        # Blocks that keep their memory are as good as any.
+        scheduler.resize(attention.resize(scheduler.block_pool.num_blocks))
+        return self.memory()
+
+    def sleep(self) -> WorkerMemory:
+        """See `engine.engine.Engine`."""
+        if self._is_asleep:
+            return self.memory()
+        if self._scheduler.has_work:
+            raise EngineBusy("The model cannot sleep while it has open sequences; wait until they end.")
+        self._finish_steps()
+        self._host_bytes = self._weights.sleep()
+        self._scheduler.forget_prefixes()
+        self._attention.resize(0)
+        self._is_asleep = True
+        return self.memory()
+
+    def wake(self, num_blocks: int) -> WorkerMemory:
+        """See `engine.engine.Engine`."""
+        if not self._is_asleep:
+            return self.resize_cache(num_blocks)
+        self._weights.wake()
+        try:
+            num_blocks = self._attention.resize(max(1, min(num_blocks, self._attention.max_blocks)))
+        except EngineError:
+            self._host_bytes = self._weights.sleep()
+            raise
+        self._is_asleep, self._host_bytes = False, 0
+        self._scheduler.resize(num_blocks)
+        return self.memory()
+
+    def _finish_steps(self) -> None:
+        """Wait for the steps in flight and keep their outputs for the next `step`."""
+        while self._in_flight:
+            self._undelivered += self._guarded(self._commit_oldest)
 
     def step(self) -> list[StepOutput]:
         """Advance every running sequence that the budgets allow by one step.
@@ -82,8 +153,12 @@ class EngineLoop:
         A step for which the device's memory does not suffice ends every sequence with an error.  After any other
         exception, an interrupt included, every sequence has ended too and the engine can go on.
         """
+        outputs, self._undelivered = self._undelivered, []
+        return outputs + self._guarded(self._step)
+
+    def _guarded(self, advance: Callable[[], list[StepOutput]]) -> list[StepOutput]:
         try:
-            return self._step()
+            return advance()
         except torch.cuda.OutOfMemoryError:
             log.exception("a step ran out of memory")
             self._in_flight.clear()
@@ -105,6 +180,9 @@ class EngineLoop:
                 return []
         if not self._in_flight:
             return []
+        return self._commit_oldest()
+
+    def _commit_oldest(self) -> list[StepOutput]:
         oldest, pending = self._in_flight.popleft()
         return self._scheduler.commit(oldest, pending.wait())
 

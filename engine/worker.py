@@ -3,9 +3,9 @@
     python -P -m engine.worker --connect ipc://ADDRESS
 
 Reads `Start`, loads the model (`Progress`...), answers `Ready` or `Fatal`, then serves
-`Submit` and `Abort` until `Shutdown`.  While idle it blocks on the socket and uses no CPU.
-It exits by itself when its standard input closes, which happens when the daemon that holds
-the other end dies, however it dies.
+`Submit` and `Abort`, and the calls that change what memory it holds, until `Shutdown`.
+While idle it blocks on the socket and uses no CPU.  It exits by itself when its standard
+input closes, which happens when the daemon that holds the other end dies, however it dies.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ import os
 import signal
 import sys
 import threading
+import time
 
 import zmq
 
 from engine.api import wire
 from engine.api.errors import EngineError
 from engine.api.output import StepOutput
-from engine.loop import EngineLoop
+from engine.engine import Engine, open_engine
 
 log = logging.getLogger("engine.worker")
 
@@ -43,7 +44,7 @@ class Worker:
             start = wire.decode_to_worker(self._socket.recv())
             if not isinstance(start, wire.Start) or start.wire_version != wire.WIRE_VERSION:
                 raise EngineError("The worker and the daemon are of different versions; restart the daemon.")
-            engine = EngineLoop(start.config, self._report_progress)
+            engine = open_engine(start.config, self._report_progress)
         except EngineError as error:
             log.error("cannot load the model: %s", error.message)
             self._send(wire.Fatal(error.code, error.message))
@@ -61,7 +62,7 @@ class Worker:
             return 1
         return 0
 
-    def _serve(self, engine: EngineLoop) -> None:
+    def _serve(self, engine: Engine) -> None:
         while True:
             while self._socket.poll(_patience_ms(engine)):
                 frame = wire.decode_to_worker(self._socket.recv())
@@ -77,7 +78,7 @@ class Worker:
             if outputs:
                 self._send(wire.Steps(tuple(outputs), engine.stats()))
 
-    def _handle(self, engine: EngineLoop, frame: wire.ToWorker) -> list[StepOutput]:
+    def _handle(self, engine: Engine, frame: wire.ToWorker) -> list[StepOutput]:
         """Apply one frame; returns the terminal outputs it causes."""
         outputs: list[StepOutput] = []
         if isinstance(frame, wire.Submit):
@@ -89,6 +90,8 @@ class Worker:
         elif isinstance(frame, wire.Abort):
             aborted = (engine.abort(sequence_id) for sequence_id in frame.sequence_ids)
             outputs.extend(output for output in aborted if output is not None)
+        elif isinstance(frame, wire.ResizeCache | wire.Sleep | wire.Wake):
+            self._send(_call(engine, frame))
         return outputs
 
     def _report_progress(self, stage: str, done: int, total: int) -> None:
@@ -98,7 +101,23 @@ class Worker:
         self._socket.send(wire.encode(frame))
 
 
-def _patience_ms(engine: EngineLoop) -> int | None:
+def _call(engine: Engine, frame: wire.ResizeCache | wire.Sleep | wire.Wake) -> wire.Memory | wire.Refused:
+    """Do what changes the memory held; the answer."""
+    started = time.perf_counter()
+    try:
+        match frame:
+            case wire.ResizeCache():
+                memory = engine.resize_cache(frame.num_blocks)
+            case wire.Sleep():
+                memory = engine.sleep()
+            case wire.Wake():
+                memory = engine.wake(frame.num_blocks)
+    except EngineError as error:
+        return wire.Refused(frame.call_id, error.code, error.message)
+    return wire.Memory(frame.call_id, memory, time.perf_counter() - started)
+
+
+def _patience_ms(engine: Engine) -> int | None:
     """How long to wait for a frame: not at all with work at hand, a moment with spare work, else for ever."""
     if engine.has_work:
         return 0

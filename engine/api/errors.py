@@ -6,6 +6,8 @@
     ├─ UnsupportedModel              status 422  unsupported_model
     ├─ BrokenCheckpoint              status 422  broken_checkpoint
     ├─ InsufficientMemory            status 507  insufficient_memory
+    ├─ EngineBusy                    status 409  engine_busy
+    ├─ EngineAsleep                  status 409  engine_asleep
     └─ WorkerDied                    status 503  worker_died
 
 `status` is the HTTP status an API edge should answer with, `code` never changes
@@ -73,6 +75,20 @@ class InsufficientMemory(EngineError):
 
     status = 507
     code = "insufficient_memory"
+
+
+class EngineBusy(EngineError):
+    """What was asked needs an engine without open sequences."""
+
+    status = 409
+    code = "engine_busy"
+
+
+class EngineAsleep(EngineError):
+    """What was asked needs an engine that is awake."""
+
+    status = 409
+    code = "engine_asleep"
 
 
 class WorkerDied(EngineError):

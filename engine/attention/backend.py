@@ -8,6 +8,7 @@ attention layer calls `attend` once.  Backends know nothing of sequences or sche
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -103,8 +104,34 @@ class AttentionBackend(Protocol):
         """Sentences that say why this backend cannot serve `spec`; empty when it can."""
         ...
 
-    def allocate(self, num_blocks: int) -> None:
-        """Allocate the KV cache, in place of one allocated before.  Raises `InsufficientMemory`."""
+    @property
+    def max_blocks(self) -> int:
+        """How far `resize` can grow the cache that is allocated."""
+        ...
+
+    def allocate(self, num_blocks: int, max_blocks: int | None = None) -> None:
+        """Allocate the KV cache, in place of one allocated before: memory for `num_blocks`, all of it zeros.
+
+        Addresses are reserved for `max_blocks` (default: `num_blocks`) and never change afterwards, since captured
+        graphs and recorded programs hold them.  Where the system cannot do that, `max_blocks` becomes less.
+        Raises `InsufficientMemory`.
+        """
+        ...
+
+    def resize(self, num_blocks: int) -> int:
+        """Have memory for `num_blocks` from now on, 0 to `max_blocks`; returns for how many there really is.
+
+        Shrinking may keep what lies in one unit of memory with the last block that stays, growing may end early.
+        Blocks that stay keep their content, new ones are zeros.  Steps that read or write blocks beyond the new end
+        must have run.  Raises `InsufficientMemory`, with nothing changed, when growing gets nothing at all.
+        """
+        ...
+
+    def move_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Copy whole blocks, keys and values of all layers, in order with the steps launched before and after.
+
+        No block is both a source and a target.
+        """
         ...
 
     def prompt_tiles(self, size: int, start: int, num_tokens: int) -> np.ndarray:

@@ -8,12 +8,13 @@ when `attend` is called; `engine.cpu.program` says what recording is.  Chosen by
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 
-from engine.attention.backend import AttentionMetadata, AttentionSpec, HeadNorms, no_room_for_cache
+from engine.attention.backend import AttentionMetadata, AttentionSpec, HeadNorms
+from engine.attention.reserved_memory import ReservedMemory, reserve_cache
 from engine.cpu.activations import LANES
 from engine.cpu.attention_shape import AttentionShape, max_sums, plan_bytes
 from engine.cpu.catalogue import attention_kernel, plan_kernel, store_kernel
@@ -22,7 +23,6 @@ from engine.cpu.program import Recorder, float_bits
 from engine.layers.rotary import Rotation
 
 _MAX_HEAD_DIM = 256
-_LARGE_PAGE_BYTES = 2 << 20
 _PARTIAL_BYTES = 64 << 20
 """Room for the states of split contexts, which takes memory only as it is used."""
 
@@ -38,8 +38,8 @@ class CompiledPagedAttention:
         self._spec = cache
         self._num_heads = spec.num_heads
         self._shape = AttentionShape(cache.head_dim, spec.num_heads // cache.num_kv_heads, max_sums())
-        self._keys = torch.empty(0)
-        self._values = torch.empty(0)
+        self._memory = ReservedMemory(0)
+        self._blocks = self._keys = self._values = torch.empty(0)
         self._recorder: Recorder | None = None
         self._plan = self._partials = self._counters = self._scratch = 0
 
@@ -62,21 +62,34 @@ class CompiledPagedAttention:
             reasons.append(f"{spec.num_heads} query heads do not share {cache.num_kv_heads} KV heads evenly.")
         return reasons
 
-    def allocate(self, num_blocks: int) -> None:
+    @property
+    def max_blocks(self) -> int:
+        return len(self._blocks)
+
+    def allocate(self, num_blocks: int, max_blocks: int | None = None) -> None:
         """Reserve the KV cache: zeros that take memory only as blocks are first used.
 
         Keys and values of all layers of a block lie together, so that the memory in use grows with the blocks in use,
         also where the system hands it out in pages of 2 MiB.
         """
         spec = self._spec
-        heads = (num_blocks, spec.num_layers, spec.num_kv_heads)
+        self._memory = reserve_cache(spec, num_blocks, max_blocks)
         half_block = spec.num_layers * spec.num_kv_heads * spec.head_dim * spec.block_size
-        try:
-            keys, values = _zeros((num_blocks, 2, half_block), spec.dtype).unbind(1)
-        except (RuntimeError, MemoryError) as error:
-            raise no_room_for_cache(spec, num_blocks) from error
+        self._blocks = self._memory.bytes.view(spec.dtype).view(-1, 2, half_block)
+        heads = (len(self._blocks), spec.num_layers, spec.num_kv_heads)
+        keys, values = self._blocks.unbind(1)
         self._keys = keys.view(*heads, spec.head_dim, spec.block_size)
         self._values = values.view(*heads, spec.block_size, spec.head_dim)
+
+    def resize(self, num_blocks: int) -> int:
+        """See `AttentionBackend.resize`; growing costs nothing, as all blocks have addresses."""
+        num_blocks = min(num_blocks, self.max_blocks)
+        self._memory.release(num_blocks * self._spec.bytes_per_block, len(self._memory.bytes))
+        return num_blocks
+
+    def move_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        for source, target in zip(sources, targets, strict=True):
+            self._blocks[target].copy_(self._blocks[source])
 
     def prompt_tiles(self, size: int, start: int, num_tokens: int) -> np.ndarray:
         raise NotImplementedError("this backend is not captured")
@@ -143,14 +156,3 @@ class CompiledPagedAttention:
             block_bytes,
         )
         return output
-
-
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Zeros as numpy takes them from the system, which maps a page when it is first touched.
-
-    They begin where a large page may, so that what is used first fills one instead of touching two.
-    """
-    num_bytes = math.prod(shape) * dtype.itemsize
-    memory = np.zeros(num_bytes + _LARGE_PAGE_BYTES, dtype=np.uint8)
-    start = -memory.ctypes.data % _LARGE_PAGE_BYTES
-    return torch.from_numpy(memory[start : start + num_bytes]).view(dtype).view(shape)

@@ -11,7 +11,7 @@ Runs on any device torch supports.  Chosen by `engine.attention.select`.
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +20,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from engine.attention.backend import AttentionMetadata, AttentionSpec, HeadNorms, no_room_for_cache
 from engine.attention.heads import split_heads
+from engine.attention.reserved_memory import ReservedMemory, reserve_cache
 from engine.layers.rotary import Rotation
 
 
@@ -68,8 +69,8 @@ class TorchPagedAttention:
     def __init__(self, spec: AttentionSpec, device: torch.device) -> None:
         self._spec = spec.cache
         self._device = device
-        self._keys = torch.empty(0)
-        self._values = torch.empty(0)
+        self._memory: ReservedMemory | None = None
+        self._keys = self._values = torch.empty(0)
         self._plan: _StepPlan | None = None
 
     @staticmethod
@@ -77,15 +78,48 @@ class TorchPagedAttention:
         """Every shape on every device is supported."""
         return []
 
-    def allocate(self, num_blocks: int) -> None:
-        """Reserve the KV cache: two zeroed tensors, which on the CPU take memory only as blocks are first used."""
+    @property
+    def max_blocks(self) -> int:
+        return self._keys.shape[1] // self._spec.block_size
+
+    def allocate(self, num_blocks: int, max_blocks: int | None = None) -> None:
+        """Reserve the KV cache: two zeroed tensors, which on the CPU take memory only as blocks are first used.
+
+        On other devices their size is fixed.
+        """
         spec = self._spec
-        shape = (spec.num_layers, num_blocks * spec.block_size, spec.num_kv_heads, spec.head_dim)
+        heads = (spec.num_kv_heads, spec.head_dim)
+        if self._device.type == "cpu":
+            self._memory = reserve_cache(spec, num_blocks, max_blocks)
+            caches = self._memory.bytes.view(spec.dtype).view(2, spec.num_layers, -1, *heads)
+            self._keys, self._values = caches.unbind(0)
+            return
+        shape = (spec.num_layers, num_blocks * spec.block_size, *heads)
+        self._keys = self._values = torch.empty(0)
         try:
-            self._keys = _zeros(shape, spec.dtype, self._device)
-            self._values = _zeros(shape, spec.dtype, self._device)
-        except (RuntimeError, MemoryError) as error:
+            # Never uninitialised, since a NaN in an unused slot would survive its zero weight.
+            self._keys = torch.zeros(shape, dtype=spec.dtype, device=self._device)
+            self._values = torch.zeros(shape, dtype=spec.dtype, device=self._device)
+        except RuntimeError as error:
             raise no_room_for_cache(spec, num_blocks) from error
+
+    def resize(self, num_blocks: int) -> int:
+        """See `AttentionBackend.resize`; on other devices than the CPU the cache stays as it is."""
+        memory = self._memory
+        if memory is None:
+            return self.max_blocks
+        num_blocks = min(num_blocks, self.max_blocks)
+        region = len(memory.bytes) // (2 * self._spec.num_layers)
+        kept = region // self.max_blocks * num_blocks
+        for start in range(0, len(memory.bytes), region):
+            memory.release(start + kept, start + region)
+        return num_blocks
+
+    def move_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        block_size = self._spec.block_size
+        for cache in (self._keys, self._values):
+            for source, target in zip(sources, targets, strict=True):
+                cache[:, target * block_size :][:, :block_size] = cache[:, source * block_size :][:, :block_size]
 
     def prompt_tiles(self, size: int, start: int, num_tokens: int) -> np.ndarray:
         raise NotImplementedError("this backend is not captured")
@@ -207,15 +241,3 @@ class TorchPagedAttention:
             enable_gqa=query.shape[1] != key.shape[1],
         )
         return output[0].transpose(0, 1)
-
-
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Zeros; never uninitialised memory, since a NaN in an unused slot would survive its zero weight.
-
-    torch writes its zeros on the CPU, while numpy takes them from the system, which maps a page when
-    it is first touched: gigabytes of cache then cost neither start-up time nor memory until used.
-    """
-    if device.type != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=device)
-    num_bytes = math.prod(shape) * dtype.itemsize
-    return torch.from_numpy(np.zeros(num_bytes, dtype=np.uint8)).view(dtype).view(shape)

@@ -10,6 +10,7 @@ Chosen by `engine.attention.select`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -82,8 +83,12 @@ class TritonPagedAttention:
             )
         return reasons
 
-    def allocate(self, num_blocks: int) -> None:
-        """Reserve the KV cache, zeroed: a NaN in an unused slot would survive its zero weight."""
+    @property
+    def max_blocks(self) -> int:
+        return self._keys.shape[1]
+
+    def allocate(self, num_blocks: int, max_blocks: int | None = None) -> None:
+        """Reserve the KV cache, whose size is fixed, zeroed: a NaN in an unused slot would survive its zero weight."""
         cache = self._spec.cache
         shape = (cache.num_layers, num_blocks, cache.num_kv_heads, cache.block_size, cache.head_dim)
         self._keys = self._values = torch.empty(0)
@@ -92,6 +97,13 @@ class TritonPagedAttention:
             self._values = torch.zeros(shape, dtype=cache.dtype, device=self._device)
         except torch.cuda.OutOfMemoryError as error:
             raise no_room_for_cache(cache, num_blocks) from error
+
+    def resize(self, num_blocks: int) -> int:
+        return self.max_blocks
+
+    def move_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        for cache in (self._keys, self._values):
+            cache[:, targets] = cache[:, sources]
 
     def begin_step(self, metadata: AttentionMetadata) -> None:
         """Cut the step into pieces of work, which all layers share: decodes on the device, chunks on the host."""

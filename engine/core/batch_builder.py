@@ -25,6 +25,13 @@ class BatchBuilder:
     def num_decodes(self) -> int:
         return len(self._decodes)
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is to be computed; then nothing must have changed either."""
+        is_empty = not self._decodes and not self._chunks
+        assert not (is_empty and self._first_changed), "a row changed in a step that computes nothing"
+        return is_empty
+
     def start(self, sequence: Sequence) -> None:
         """The sequence takes its row anew, with all tokens known so far and its whole block table."""
         prompt = sequence.prompt
@@ -42,7 +49,7 @@ class BatchBuilder:
 
     def table_changed(self, sequence: Sequence, first_index: int) -> None:
         """The sequence's block table differs from `first_index` on from what its row holds."""
-        self._first_changed.setdefault(sequence, first_index)
+        self._first_changed[sequence] = min(first_index, self._first_changed.get(sequence, first_index))
 
     def compute(self, sequence: Sequence, num_tokens: int) -> None:
         """Compute the next `num_tokens` of the sequence; when none are left after them, sample one more."""
@@ -55,11 +62,8 @@ class BatchBuilder:
         single_or_chunk = self._decodes if num_tokens == 1 else self._chunks
         single_or_chunk.append(ScheduledSequence(sequence.sequence_id, sequence.row, start, num_tokens, True))
 
-    def build(self, step: int) -> ScheduledBatch | None:
-        """The finished batch, or None when nothing is to be computed."""
-        if not self._decodes and not self._chunks:
-            assert not self._first_changed, "a row changed in a step that computes nothing"
-            return None
+    def build(self, step: int) -> ScheduledBatch:
+        """The finished batch; something is to be computed."""
         return ScheduledBatch(
             step=step,
             sequences=(*self._decodes, *self._chunks),

@@ -3,12 +3,14 @@
 One doubly linked list holds the free blocks in eviction order.  A freed block whose content has a
 hash goes to the back and stays findable until it is reused; one without goes to the front.  Every
 operation is O(1) per block.  Knows nothing of tokens or sequences: hashes come from
-`engine.core.prefix_cache`, allocation is asked for by `engine.core.scheduler`.
+`engine.core.prefix_cache`, allocation is asked for by `engine.core.scheduler`.  Nor does it know what
+a block contains: `resize` says which contents are to be moved, and the caller has them moved.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import pairwise
 
 
 class BlockPool:
@@ -98,6 +100,26 @@ class BlockPool:
         self._block_of_hash.clear()
         self._hashes = [None] * self.num_blocks
 
+    def resize(self, num_blocks: int) -> list[tuple[int, int]]:
+        """Have `num_blocks` from now on; returns (source, target) of each block whose content is to be moved.
+
+        Free blocks are lost in eviction order, those in use never: the caller has checked that they fit.  What stays
+        beyond the new end takes the id of a lost one, so no block is both source and target.
+        """
+        free = list(self.free_blocks())
+        num_lost = max(0, self.num_blocks - num_blocks)
+        assert num_lost <= self._num_free, f"{self.num_blocks - self._num_free} blocks in use exceed {num_blocks}"
+        lost, kept = free[:num_lost], free[num_lost:]
+        for block_id in lost:
+            self._forget(block_id)
+        moves = self._move_below(num_blocks, lost)
+        added = range(self.num_blocks, num_blocks)
+        self._ref_counts[num_blocks:] = [0] * len(added)
+        self._hashes[num_blocks:] = [None] * len(added)
+        self.num_blocks = num_blocks
+        self._link_all([moves.get(block_id, block_id) for block_id in kept], added)
+        return [(source, target) for source, target in moves.items() if self._has_content(target)]
+
     def count_free(self, block_ids: Iterable[int]) -> int:
         """How many of these blocks are on the free list, so that sharing them uses it up."""
         return sum(self._ref_counts[block_id] == 0 for block_id in block_ids)
@@ -122,6 +144,31 @@ class BlockPool:
         assert num_seen == self._num_free == num_unused, f"{num_unused - num_seen} blocks are lost"
         hashed = {block_hash: block_id for block_id, block_hash in enumerate(self._hashes) if block_hash is not None}
         assert hashed == self._block_of_hash
+
+    def _move_below(self, end: int, vacant: Iterable[int]) -> dict[int, int]:
+        """Give each block from `end` on that is not vacant the id of a vacant one below; their new ids."""
+        vacant = set(vacant)
+        staying = (block_id for block_id in range(end, self.num_blocks) if block_id not in vacant)
+        moves = dict(zip(staying, sorted(block_id for block_id in vacant if block_id < end), strict=True))
+        for source, target in moves.items():
+            self._ref_counts[target] = self._ref_counts[source]
+            block_hash = self._hashes[target] = self._hashes[source]
+            if block_hash is not None:
+                self._block_of_hash[block_hash] = target
+        return moves
+
+    def _has_content(self, block_id: int) -> bool:
+        return self._ref_counts[block_id] > 0 or self._hashes[block_id] is not None
+
+    def _link_all(self, free: list[int], added: Iterable[int]) -> None:
+        """Build the free list anew: `free` in this order, and `added` behind those of them that cache nothing."""
+        num_plain = next((index for index, block_id in enumerate(free) if self._hashes[block_id]), len(free))
+        order = [*free[:num_plain], *added, *free[num_plain:]]
+        sentinel = self.num_blocks
+        self._next, self._previous = [sentinel] * (sentinel + 1), [sentinel] * (sentinel + 1)
+        for before, after in pairwise([sentinel, *order, sentinel]):
+            self._next[before], self._previous[after] = after, before
+        self._num_free = len(order)
 
     def _forget(self, block_id: int) -> None:
         block_hash = self._hashes[block_id]

@@ -25,43 +25,9 @@ from engine.core.batch import SampledTokens, ScheduledBatch
 from engine.core.batch_builder import BatchBuilder
 from engine.core.block_pool import BlockPool
 from engine.core.prefix_cache import PrefixCache
+from engine.core.scheduler_config import SchedulerConfig
 from engine.core.sequence import NO_ROW, Sequence
 from engine.core.waiting_queue import WaitingQueue, by_arrival
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerConfig:
-    """Limits of one engine; lengths and budgets in tokens.
-
-    One sequence of `max_model_len` must fit the pool alone: that is what makes preemption always end.
-    """
-
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    max_model_len: int
-    block_size: int
-    num_blocks: int
-    enable_prefix_caching: bool = True
-    enable_chunked_prefill: bool = True
-
-    def __post_init__(self) -> None:
-        for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "num_blocks"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}.")
-        if self.max_model_len < 2:
-            raise ValueError(
-                f"max_model_len must hold a prompt and an output token, so at least 2, not {self.max_model_len}."
-            )
-        if self.num_blocks * self.block_size < self.max_model_len:
-            raise ValueError(
-                f"{self.num_blocks} blocks of {self.block_size} tokens do not hold one sequence of max_model_len "
-                f"{self.max_model_len}; lower it or raise num_blocks."
-            )
-        if not self.enable_chunked_prefill and self.max_num_batched_tokens < self.max_model_len:
-            raise ValueError(
-                f"Without chunked prefill a step must hold a whole prompt: raise max_num_batched_tokens from "
-                f"{self.max_num_batched_tokens} to max_model_len {self.max_model_len}."
-            )
 
 
 @dataclass(slots=True)
@@ -92,6 +58,13 @@ class Scheduler:
         self._num_arrivals = 0
         self._num_steps = 0
         self._counters = _Counters()
+        # Sequences whose blocks got other ids since the last step, and the first index that differs.
+        self._moved: dict[Sequence, int] = {}
+
+    @property
+    def max_model_len(self) -> int:
+        """The longest context in force: never more than the blocks hold, so that a sequence alone always ends."""
+        return min(self.config.max_model_len, self.block_pool.num_blocks * self.config.block_size)
 
     @property
     def has_work(self) -> bool:
@@ -134,13 +107,13 @@ class Scheduler:
         num_tokens = len(prompt.token_ids)
         if num_tokens == 0:
             raise InvalidParameter("prompt", "The prompt has no tokens; send at least one.")
-        if num_tokens >= self.config.max_model_len:
-            raise ContextLengthExceeded(num_tokens + 1, self.config.max_model_len, param="prompt")
+        if num_tokens >= self.max_model_len:
+            raise ContextLengthExceeded(num_tokens + 1, self.max_model_len, param="prompt")
         if prompt.max_tokens < 1:
             raise InvalidParameter("max_tokens", f"max_tokens must be at least 1, not {prompt.max_tokens}.")
         if prompt.sequence_id in self._sequences:
             raise InvalidParameter("sequence_id", f"Sequence {prompt.sequence_id} is still running; use a new id.")
-        sequence = Sequence(prompt, arrival=self._num_arrivals, max_model_len=self.config.max_model_len)
+        sequence = Sequence(prompt, arrival=self._num_arrivals, max_model_len=self.max_model_len)
         self._num_arrivals += 1
         self._sequences[prompt.sequence_id] = sequence
         self._waiting.push(sequence)
@@ -162,6 +135,33 @@ class Scheduler:
         self._prefix_cache.clear()
         return outputs
 
+    def resize(self, num_blocks: int) -> list[tuple[int, int]]:
+        """Have `num_blocks`, or as near as open sequences allow; returns which blocks' contents move where.
+
+        The latest arrivals are preempted while those in use do not fit.  There remain as many as the largest open
+        sequence may come to need, and enough for a prompt and an output token.  The contents must be moved before the
+        next batch is launched, which has the new ids.
+        """
+        pool = self.block_pool
+        least_tokens = max((sequence.max_total_tokens for sequence in self._sequences.values()), default=2)
+        num_blocks = max(num_blocks, -(-least_tokens // pool.block_size))
+        while pool.num_blocks - pool.num_free > num_blocks:
+            self._preempt(self._running[-1])
+        moves = pool.resize(num_blocks)
+        targets = dict(moves)
+        for sequence in self._running if targets else ():
+            table = sequence.block_table
+            moved = [index for index, block_id in enumerate(table) if block_id in targets]
+            for index in moved:
+                table[index] = targets[table[index]]
+            if moved:
+                self._moved[sequence] = min(moved[0], self._moved.get(sequence, moved[0]))
+        return moves
+
+    def forget_prefixes(self) -> None:
+        """Let nothing be found in the prefix cache any more; for caches that lose their content."""
+        self._prefix_cache.clear()
+
     def schedule(self) -> ScheduledBatch | None:
         """Plan the next step; None when nothing can be computed before an earlier step is committed.
 
@@ -177,11 +177,14 @@ class Scheduler:
             prefilling.sort(key=by_arrival)
         if num_left > 0 and prefilling:
             self._schedule_prefills(prefilling, num_left, builder)
-        batch = builder.build(self._num_steps)
-        if batch is not None:
-            self._num_steps += 1
-            self._counters.steps += 1
-        return batch
+        if builder.is_empty:
+            return None
+        for sequence, first_index in self._moved.items():
+            builder.table_changed(sequence, first_index)
+        self._moved.clear()
+        self._num_steps += 1
+        self._counters.steps += 1
+        return builder.build(self._num_steps - 1)
 
     def commit(self, batch: ScheduledBatch, sampled: SampledTokens) -> list[StepOutput]:
         """Take in the tokens of a step; one output for each of its sequences that still lives.
@@ -316,6 +319,7 @@ class Scheduler:
 
     def _release(self, sequence: Sequence) -> None:
         self._running.remove(sequence)
+        self._moved.pop(sequence, None)
         self.block_pool.free(sequence.block_table)
         sequence.block_table = []
         self._free_rows.append(sequence.row)

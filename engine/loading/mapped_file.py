@@ -17,6 +17,10 @@ class MappedFile:
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         self._bytes = torch.frombuffer(self._map, dtype=torch.uint8)
 
+    @property
+    def num_bytes(self) -> int:
+        return len(self._bytes)
+
     def view(self, offset: int, num_bytes: int, dtype: torch.dtype = torch.uint8) -> torch.Tensor:
         """`num_bytes` from `offset` as a flat tensor of `dtype`; copied only if not aligned to it."""
         if offset % dtype.itemsize or num_bytes == 0:

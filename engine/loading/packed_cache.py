@@ -84,6 +84,7 @@ class PackedCache:
             return file.view(stored.offset, stored.num_bytes, dtype).view(stored.shape)
 
         restore(model, segments, tensor)
+        model.weight_maps.append(file)
         return True
 
     def store_in_background(self, model: DecoderModel) -> None:

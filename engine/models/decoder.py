@@ -25,6 +25,7 @@ from engine.layers.rms_norm import RmsNorm
 from engine.layers.rotary import RotaryEmbedding, Rotation
 from engine.layers.select import new_embedding, new_linear
 from engine.layers.weight_slot import WeightSlot, slots_under
+from engine.loading.mapped_file import MappedFile
 from engine.models.config import DecoderConfig
 
 
@@ -116,7 +117,8 @@ class DecoderLayer(torch.nn.Module):
 class DecoderModel(torch.nn.Module):
     """A whole decoder with its output head.  Weights are uninitialised until loaded.
 
-    With `packed_ops` all matrices are packed, and these compute with them (`is_packed`).
+    With `packed_ops` all matrices are packed, and these compute with them (`is_packed`).  `weight_maps` are the files
+    that loaded weights lie in, mapped.
     """
 
     config_class: ClassVar[type[DecoderConfig]]
@@ -142,6 +144,7 @@ class DecoderModel(torch.nn.Module):
         self.lm_head: Linear | PackedLinear | None = None
         if not config.tie_word_embeddings:
             self.lm_head = new_linear(config.hidden_size, {"": config.vocab_size}, placement, bias=False)
+        self.weight_maps: list[MappedFile] = []
         self._missing = dict(self.weight_slots())
 
     @property

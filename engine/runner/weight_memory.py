@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from engine.loading.mapped_file import MappedFile
+
 
 class WeightMemory(Protocol):
     """The memory of one model's weights; asleep, nothing may read them."""
@@ -28,20 +30,30 @@ class WeightMemory(Protocol):
     def wake(self) -> None:
         """Have the weights where they were, ready for work on the current stream.
 
-        Raises `InsufficientMemory` where the device's memory does not suffice; they stay asleep then.
+        Nothing changes for weights that are awake.  Raises `InsufficientMemory` where the device's memory does not
+        suffice; they stay asleep then.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class LastingWeights:
-    """Weights that stay where they are: those of a CPU, whose memory is what others would sleep in."""
+    """Weights that stay where they are: those of a CPU, whose memory is what others would sleep in.
+
+    Only what is mapped from a file leaves: the system reads it anew when it is next used.
+    """
 
     num_bytes: int
-    mapped_bytes: int = 0
+    maps: tuple[MappedFile, ...] = ()
+
+    @property
+    def mapped_bytes(self) -> int:
+        return 0
 
     def sleep(self) -> int:
-        return self.num_bytes
+        for file in self.maps:
+            file.release(0, file.num_bytes)
+        return max(0, self.num_bytes - sum(file.num_bytes for file in self.maps))
 
     def wake(self) -> None:
         """They never left."""

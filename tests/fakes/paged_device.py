@@ -16,7 +16,7 @@ from zlib import crc32
 from engine.api.output import FinishReason
 from engine.api.request import Prompt
 from engine.core.batch import SampledTokens, ScheduledBatch, ScheduledSequence
-from engine.core.scheduler import SchedulerConfig
+from engine.core.scheduler_config import SchedulerConfig
 
 VOCAB_SIZE = 16
 

@@ -9,7 +9,8 @@ from engine.api.output import StepOutput
 from engine.api.request import Prompt
 from engine.api.sampling import SamplingParams
 from engine.core.batch import SampledTokens, ScheduledBatch
-from engine.core.scheduler import Scheduler, SchedulerConfig
+from engine.core.scheduler import Scheduler
+from engine.core.scheduler_config import SchedulerConfig
 
 TOKEN = 7
 

@@ -22,7 +22,7 @@ class TestLimits:
             ({"max_num_seqs": 0}, "max_num_seqs must be at least 1"),
             ({"block_size": 0}, "block_size must be at least 1"),
             ({"max_model_len": 1}, "at least 2"),
-            ({"max_model_len": 257}, "do not hold one sequence"),
+            ({"num_blocks": 1, "block_size": 1}, "One block of one token"),
             ({"enable_chunked_prefill": False}, "raise max_num_batched_tokens from 64 to max_model_len 256"),
         ],
     )

@@ -17,7 +17,8 @@ from engine.api.output import StepOutput
 from engine.api.request import Prompt
 from engine.api.sampling import SamplingParams
 from engine.core.batch import SampledTokens, ScheduledBatch
-from engine.core.scheduler import Scheduler, SchedulerConfig
+from engine.core.scheduler import Scheduler
+from engine.core.scheduler_config import SchedulerConfig
 from tests.fakes.paged_device import VOCAB_SIZE, PagedDevice, generate_alone
 
 SHARED_PREFIX = tuple(token_id % VOCAB_SIZE for token_id in range(3, 60, 5))

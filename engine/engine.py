@@ -1,0 +1,80 @@
+"""`Engine`: what a worker drives, whatever kind of model is behind it.
+
+`open_engine` loads a model into the engine of its kind.  Called by `engine.worker` and `engine.llm`.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from engine.api.config import EngineConfig
+from engine.api.output import StepOutput
+from engine.api.request import Prompt
+from engine.api.wire import EngineStats, WorkerFacts, WorkerMemory
+from engine.build import OnProgress
+from engine.loop import EngineLoop
+
+
+class Engine(Protocol):
+    """One model, ready to run; not thread-safe, driven by one thread."""
+
+    facts: WorkerFacts
+    """What the engine got when it was loaded."""
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `step` has something to do or to return."""
+        ...
+
+    @property
+    def has_spare_work(self) -> bool:
+        """Whether `spare_step` has something to prepare while there is nothing else to do."""
+        ...
+
+    def spare_step(self) -> None:
+        """Prepare one thing that later steps need; some tens of milliseconds."""
+        ...
+
+    def submit(self, prompt: Prompt) -> None:
+        """Queue a sequence.  Raises `EngineError` if it can never run."""
+        ...
+
+    def abort(self, sequence_id: int) -> StepOutput | None:
+        """Drop a sequence and free what it holds now; None if it is not known."""
+        ...
+
+    def stats(self) -> EngineStats: ...
+
+    def step(self) -> list[StepOutput]:
+        """Advance what the budgets allow by one step."""
+        ...
+
+    def memory(self) -> WorkerMemory:
+        """What the engine holds now."""
+        ...
+
+    def resize_cache(self, num_blocks: int) -> WorkerMemory:
+        """Grow or shrink the KV cache to `num_blocks`, as near as possible; no open sequence is lost.
+
+        Raises `EngineError`, with nothing changed, when it cannot grow at all, and while the engine sleeps.
+        """
+        ...
+
+    def sleep(self) -> WorkerMemory:
+        """Give the device's memory back as far as possible; `wake` alone may follow.
+
+        Raises `EngineBusy` while sequences are open, and `InsufficientMemory` when RAM has no room for the weights.
+        """
+        ...
+
+    def wake(self, num_blocks: int) -> WorkerMemory:
+        """Be as before the sleep, with a KV cache of `num_blocks`, or as near as possible.
+
+        Raises `InsufficientMemory`, and sleeps on.
+        """
+        ...
+
+
+def open_engine(config: EngineConfig, on_progress: OnProgress = lambda stage, done, total: None) -> Engine:
+    """Load a model.  Raises `UnsupportedModel`, `BrokenCheckpoint`, `InsufficientMemory` or `InvalidParameter`."""
+    return EngineLoop(config, on_progress)
