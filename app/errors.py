@@ -4,6 +4,7 @@ AppError                    status 500  internal_error
 ├─ SettingsError            status 500  invalid_settings       refused before the daemon starts
 ├─ StartupError             status 500  startup_failed         port taken, another daemon runs
 ├─ BadRequest               status 400  invalid_request        names the field in `param`
+├─ WrongTask                status 400  wrong_task             a chat model asked for vectors, and the like
 ├─ Unauthorized             status 401  invalid_api_key
 ├─ NotAllowed               status 403  not_allowed            foreign Host or Origin header
 ├─ JobNotFound              status 404  job_not_found
@@ -63,6 +64,13 @@ class BadRequest(AppError):
 
     status = 400
     code = "invalid_request"
+
+
+class WrongTask(AppError):
+    """The model does something else than what it is asked for: it writes, makes vectors, or scores."""
+
+    status = 400
+    code = "wrong_task"
 
 
 class Unauthorized(AppError):

@@ -8,13 +8,12 @@ is unfinished when the caller stops listening.  Knows no HTTP; called by `app.ap
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
-from app.errors import QueueFull
 from app.metrics import Metrics, RequestClock
+from app.model_task import wrong_task
 from app.residency.worker_client import WorkerClient
 from engine.api.errors import EngineError
 from engine.api.output import OutputDelta, StepOutput
@@ -33,13 +32,17 @@ _INLINE_PROMPT_CHARS = 2000
 async def generate(supervisor: Supervisor, job: GenerateJob) -> AsyncGenerator[list[OutputDelta], None]:
     """All deltas of a job, batched as in `Generator.generate`; loads the model first where it is not resident.
 
-    Close it (`contextlib.aclosing`) to abort.  Raises `EngineError`, `StoreError`, `QueueFull`.
+    Close it (`contextlib.aclosing`) to abort.  Raises `EngineError`, `StoreError`, `QueueFull`, and `WrongTask` for a
+    model that does not write.
     """
     resident, model = await supervisor.acquire(job.model)
+    if resident.generator is None:
+        raise wrong_task(job.model, resident.facts.task, "generate")
     requests = job.requests(resident.sampling_defaults(model), model.preset)
-    async with aclosing(resident.generator.generate(requests)) as deltas:
-        async for delta in deltas:
-            yield delta
+    with resident.open_requests.one():
+        async with aclosing(resident.generator.generate(requests)) as deltas:
+            async for delta in deltas:
+                yield delta
 
 
 FAILURES = ("error", "abort")
@@ -47,27 +50,16 @@ FAILURES = ("error", "abort")
 
 
 class Generator:
-    """Runs requests on one worker; at most `max_queue` are open at a time."""
+    """Runs requests on one worker."""
 
     def __init__(
-        self,
-        model: str,
-        text: TextStage,
-        worker: WorkerClient,
-        metrics: Metrics,
-        usage: UsageRecorder,
-        max_queue: int,
+        self, model: str, text: TextStage, worker: WorkerClient, metrics: Metrics, usage: UsageRecorder
     ) -> None:
         self._model = model
         self._text = text
         self._worker = worker
         self._metrics = metrics
         self._usage = usage
-        self._max_queue = max_queue
-        self.num_open = 0
-        self.idle = asyncio.Event()
-        self.idle.set()
-        self.last_used_at = time.monotonic()
 
     async def generate(self, requests: Sequence[GenerateRequest]) -> AsyncGenerator[list[OutputDelta], None]:
         """Deltas of all choices as they come; choice indices run over requests, then samples.
@@ -77,10 +69,6 @@ class Generator:
         one delta.  Ends after every choice had its terminal delta, or raises; either way, and when the
         caller leaves, nothing stays open in the worker.
         """
-        if self.num_open >= self._max_queue:
-            raise QueueFull(f"{self._model} already has {self.num_open:,} open requests; try again in a moment.")
-        self.num_open += 1
-        self.idle.clear()
         clock = self._metrics.start_request(self._model)
         texts: dict[int, SequenceText] = {}
         outcome = "cancelled"
@@ -110,10 +98,6 @@ class Generator:
             self._worker.abort(texts)
             for text in texts.values():
                 self._record_lengths(text)
-            self.num_open -= 1
-            self.last_used_at = time.monotonic()
-            if self.num_open == 0:
-                self.idle.set()
             if outcome != "finished":
                 clock.failed(outcome)
 

@@ -1,4 +1,4 @@
-"""Brings one installed model to life: worker process, text stage, generator.
+"""Brings one installed model to life: worker process, text side, and what ties the two together.
 
 Knows what a resident model consists of, but not which ones stay: that is
 `app.residency.supervisor`, its only caller.
@@ -11,7 +11,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,12 +20,17 @@ import zmq.asyncio
 
 from app.generation import Generator
 from app.metrics import Metrics
+from app.pooling import Pooler
+from app.residency.open_requests import OpenRequests
 from app.residency.worker_client import OnProgress, WorkerClient
 from app.settings import Settings
 from engine.api.config import EngineConfig
 from engine.api.wire import EngineStats, WorkerFacts
+from engine.pooling.config import read_pooling
 from engine.text.generation_defaults import load_generation_defaults
+from engine.text.pooling_stage import PoolingStage
 from engine.text.stage import TextStage, open_text_files
+from engine.text.text_encoder import load_text_encoder
 from store.models import InstalledModel
 from store.paths import DataRoot
 
@@ -38,13 +43,15 @@ class ResidentModel:
     """A loaded model; `seen_stats` is the part of the worker's counters that is already exported.
 
     `names` are the installed models that it answers for: `installed`, as which it was loaded, and others of
-    the same files, which differ in their presets alone.
+    the same files, which differ in their presets alone.  It has a `generator` if it writes, else a `pooler`.
     """
 
     installed: InstalledModel
     facts: WorkerFacts
     worker: WorkerClient
-    generator: Generator
+    open_requests: OpenRequests
+    generator: Generator | None
+    pooler: Pooler | None
     defaults_from_files: dict[str, float]
     loaded_at: float
     names: list[str]
@@ -61,7 +68,7 @@ class ResidentModel:
 
     @property
     def is_idle(self) -> bool:
-        return self.generator.num_open == 0
+        return self.open_requests.num == 0
 
 
 def worker_key(model: InstalledModel) -> tuple[Path, int | None]:
@@ -94,7 +101,7 @@ class ModelLoader:
         """Start a worker within `budget_bytes` and open the text side; leaves nothing behind on failure."""
         worker = WorkerClient(self._context, self._runtime_dir)
         # The text files are read while the worker loads the weights.
-        text_files = asyncio.create_task(asyncio.to_thread(open_text_files, installed.path))
+        text_files = asyncio.create_task(asyncio.to_thread(_open_text, installed.path))
         try:
             facts = await worker.start(
                 self._worker_command,
@@ -104,18 +111,25 @@ class ModelLoader:
                 timeout_s=self._settings.worker_start_timeout_s,
                 on_progress=on_progress,
             )
-            tokenizer, chat_template = await text_files
+            make_stage = await text_files
             from_files = await asyncio.to_thread(load_generation_defaults, installed.path)
+            stage = make_stage(facts)
         except BaseException:
             await worker.close(self._settings.worker_stop_timeout_s)
             await asyncio.gather(text_files, return_exceptions=True)
             raise
-        text = TextStage(tokenizer, chat_template, facts.max_model_len, facts.vocab_size)
+        generator, pooler = None, None
+        if isinstance(stage, TextStage):
+            generator = Generator(installed.name, stage, worker, self._metrics, self._usage)
+        else:
+            pooler = Pooler(installed.name, stage, worker, self._metrics, self._usage, facts.device)
         return ResidentModel(
             installed=installed,
             facts=facts,
             worker=worker,
-            generator=Generator(installed.name, text, worker, self._metrics, self._usage, self._settings.max_queue),
+            open_requests=OpenRequests(installed.name, self._settings.max_queue),
+            generator=generator,
+            pooler=pooler,
             defaults_from_files=from_files,
             loaded_at=time.time(),
             names=[installed.name],
@@ -141,6 +155,22 @@ class ModelLoader:
             seed=secrets.randbits(63),
             cache_dir=str(self._data_root.kernels),
         )
+
+
+def _open_text(model: Path) -> Callable[[WorkerFacts], TextStage | PoolingStage]:
+    """Read what a model says about text; its stage follows once the worker says how large everything is."""
+    pooling = read_pooling(model)
+    if pooling is None:
+        tokenizer, chat_template = open_text_files(model)
+        return lambda facts: TextStage(tokenizer, chat_template, facts.max_model_len, facts.vocab_size)
+    encoder = load_text_encoder(model)
+    return lambda facts: PoolingStage(
+        encoder,
+        pooling,
+        max_model_len=facts.max_model_len,
+        vocab_size=facts.vocab_size,
+        embedding_length=facts.embedding_length,
+    )
 
 
 def _max_model_len(settings: Settings, installed: InstalledModel) -> int | None:

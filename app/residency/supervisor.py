@@ -156,7 +156,7 @@ class Supervisor:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(grace_s):
                 for resident in self.residents:
-                    await resident.generator.idle.wait()
+                    await resident.open_requests.idle.wait()
         loads = [load.task for load in self._loads.values() if load.task is not None]
         for task in loads:
             task.cancel()
@@ -244,7 +244,7 @@ class Supervisor:
         idle = [resident for resident in self._residents.values() if resident.is_idle]
         if not idle:
             return False
-        oldest = min(idle, key=lambda resident: resident.generator.last_used_at)
+        oldest = min(idle, key=lambda resident: resident.open_requests.last_used_at)
         logger.info("Stopping %s to make room", oldest.name)
         await self._unload(oldest, f"The model {oldest.name} was stopped to make room for another; ask again.")
         return True

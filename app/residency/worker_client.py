@@ -100,11 +100,11 @@ class WorkerClient:
         """A new id, unique for the life of this worker; safe to call from any thread."""
         return next(self._ids)
 
-    def submit(self, prompts: Sequence[Prompt]) -> StepMailbox:
-        """Send prompts; all their outputs come through the returned mailbox."""
+    def submit(self, prompts: Sequence[Prompt], mailbox: StepMailbox | None = None) -> StepMailbox:
+        """Send prompts; all their outputs come through the returned mailbox, which is `mailbox` if that is given."""
         if self.failure is not None:
             raise self.failure
-        mailbox = StepMailbox()
+        mailbox = StepMailbox() if mailbox is None else mailbox
         self._outputs.update((prompt.sequence_id, mailbox) for prompt in prompts)
         self._send(wire.Submit(tuple(prompts)))
         return mailbox

@@ -33,7 +33,7 @@ def _entry(resident: ResidentModel, name: str, size_bytes: int) -> RunningModelE
         architecture=facts.architecture,
         loaded_at=rfc3339(resident.loaded_at),
         pid=resident.worker.pid,
-        num_requests=resident.generator.num_open,
+        num_requests=resident.open_requests.num,
         kv_cache_tokens=facts.num_kv_tokens,
         kv_cache_usage=round(kv_usage(resident.worker.stats), 4),
         notes=facts.notes,

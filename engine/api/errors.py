@@ -46,9 +46,12 @@ class ContextLengthExceeded(EngineError):
     status = 400
     code = "context_length_exceeded"
 
-    def __init__(self, needed_tokens: int, available_tokens: int, *, param: str = "messages") -> None:
+    def __init__(
+        self, needed_tokens: int, available_tokens: int, *, param: str = "messages", message: str | None = None
+    ) -> None:
         super().__init__(
-            f"The request needs {needed_tokens:,} tokens but the context holds "
+            message
+            or f"The request needs {needed_tokens:,} tokens but the context holds "
             f"{available_tokens:,}; shorten the prompt or lower max_tokens.",
             param=param,
         )

@@ -1,7 +1,7 @@
-"""What goes into the engine: `GenerateRequest` (text level) and `Prompt` (token ids).
+"""What goes into the engine: requests (text level) and `Prompt` (token ids).
 
-`app.translate` and `engine.llm` build a `GenerateRequest`; the text stage turns it into
-one `Prompt` per sample, and only `Prompt`s cross the wire to the worker.
+`app.translate` and `engine.llm` build a `GenerateRequest`, an `EmbedRequest` or a `ScoreRequest`; the
+text stages turn it into `Prompt`s, and only those cross the wire to the worker.
 """
 
 from __future__ import annotations
@@ -31,6 +31,38 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     chat_template_kwargs: dict[str, Any] = {}
     cache_salt: str = ""
     prompt_param: str = "messages"
+
+
+class EmbedRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Texts, or token ids that are used as they are; each becomes one vector, shortened to `dimensions`.
+
+    Before each text goes one of the model's own prompts: that named `prompt_name`, or the one for `input_type`, if the
+    model has one; `instruction` says the task in the model's prompt for queries.  A text that is too long is an error
+    unless `truncate_tokens` says how many of its tokens count, -1 for as many as the model takes.  `param` is the
+    request field that the texts came from, for error messages.
+    """
+
+    inputs: tuple[str | tuple[int, ...], ...]
+    dimensions: int | None = None
+    prompt_name: str | None = None
+    input_type: Literal["query", "document"] | None = None
+    instruction: str | None = None
+    truncate_tokens: int | None = None
+    param: str = "input"
+
+
+class ScoreRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Pairs of texts, a query and a document each, to be judged by how well they go together.
+
+    `instruction` says the task, for models that take one.  `truncate_tokens` is as in `EmbedRequest`, of a whole pair;
+    of each document no more than `max_document_tokens` count.  `param` is the request field of the documents.
+    """
+
+    pairs: tuple[tuple[str, str], ...]
+    instruction: str | None = None
+    truncate_tokens: int | None = None
+    max_document_tokens: int | None = None
+    param: str = "documents"
 
 
 class Pooling(msgspec.Struct, frozen=True, array_like=True, gc=False):

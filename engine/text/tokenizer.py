@@ -111,6 +111,16 @@ def load_tokenizer(model: Path) -> Tokenizer:
     return gguf_tokenizer(read_gguf_metadata(model))
 
 
+def load_backend(model: Path) -> tokenizers.Tokenizer:
+    """The library's own tokenizer of a checkpoint directory or a GGUF file, of any kind; errors as `load_tokenizer`.
+
+    It neither cuts nor pads, whatever the file says.
+    """
+    if model.is_dir():
+        return _read_directory(model)
+    return build_gguf_vocabulary(read_gguf_metadata(model)).backend
+
+
 def empty_tokenizer() -> Tokenizer:
     """Return a tokenizer without a vocabulary, for a config that came alone: no text has ids, no id has text."""
     backend = tokenizers.Tokenizer(tokenizers.models.BPE())
@@ -140,7 +150,7 @@ class _AddedTokenEntry(msgspec.Struct, frozen=True):
     single_word: bool = False
 
 
-def _load_directory(model: Path) -> Tokenizer:
+def _read_directory(model: Path) -> tokenizers.Tokenizer:
     path = model / "tokenizer.json"
     if not path.is_file():
         raise UnsupportedModel(
@@ -153,9 +163,14 @@ def _load_directory(model: Path) -> Tokenizer:
         raise BrokenCheckpoint(f"tokenizer.json cannot be read ({error}); pull the model again.") from error
     backend.no_truncation()
     backend.no_padding()
+    _add_configured_tokens(backend, read_json_object(model / "tokenizer_config.json").get("added_tokens_decoder", {}))
+    return backend
+
+
+def _load_directory(model: Path) -> Tokenizer:
+    backend = _read_directory(model)
     config = read_json_object(model / "tokenizer_config.json")
     model_config = read_json_object(model / "config.json")
-    _add_configured_tokens(backend, config.get("added_tokens_decoder", {}))
     bos = _named_token_id(backend, config, "bos_token")
     eos = _named_token_id(backend, config, "eos_token")
     if not config:
