@@ -81,10 +81,10 @@ def build_engine(config: EngineConfig, on_progress: OnProgress) -> EngineParts:
         wanted, lambda tried: sizer.plan(spec.cache, tried), may_chunk=config.enable_chunked_prefill
     )
     on_progress("allocating the KV cache", 0, 0)
-    attention.allocate(plan.num_blocks)
+    attention.allocate(plan.num_blocks, plan.max_blocks)
     rows = RowTable(
         max_num_seqs=limits.max_num_seqs,
-        max_model_len=plan.max_model_len,
+        max_model_len=plan.longest_model_len,
         block_size=config.block_size,
         device=device,
     )
@@ -94,7 +94,7 @@ def build_engine(config: EngineConfig, on_progress: OnProgress) -> EngineParts:
         replayed = compiled.steps(model, attention, rows, limits.max_num_batched_tokens)
     elif attention.is_capturable and config.enable_cuda_graphs:
         replayed = _captured_steps(config, model, attention, rows, limits, folder)
-    facts = _describe(spec.cache, plan, model, limits, device)
+    facts = _describe(spec.cache, plan, model, limits, attention, device)
     _log_facts(facts)
     return EngineParts(
         scheduler=Scheduler(_scheduler_config(config, plan, limits)),
@@ -193,7 +193,7 @@ def _scheduler_config(config: EngineConfig, plan: CachePlan, limits: Limits) -> 
     return SchedulerConfig(
         max_num_seqs=limits.max_num_seqs,
         max_num_batched_tokens=limits.max_num_batched_tokens,
-        max_model_len=plan.max_model_len,
+        max_model_len=plan.longest_model_len,
         block_size=config.block_size,
         num_blocks=plan.num_blocks,
         enable_prefix_caching=config.enable_prefix_caching,
@@ -202,7 +202,12 @@ def _scheduler_config(config: EngineConfig, plan: CachePlan, limits: Limits) -> 
 
 
 def _describe(
-    spec: CacheSpec, plan: CachePlan, model: DecoderModel, limits: Limits, device: torch.device
+    spec: CacheSpec,
+    plan: CachePlan,
+    model: DecoderModel,
+    limits: Limits,
+    attention: AttentionBackend,
+    device: torch.device,
 ) -> WorkerFacts:
     return WorkerFacts(
         architecture=model.config.architecture,
@@ -216,6 +221,8 @@ def _describe(
         num_kv_blocks=plan.num_blocks,
         block_size=spec.block_size,
         max_num_seqs=limits.max_num_seqs,
+        fixed_bytes=plan.fixed_bytes,
+        max_kv_blocks=attention.max_blocks,
         notes=plan.notes,
     )
 

@@ -192,7 +192,7 @@ class EngineLoop:
         Where kernels are compiled, one prompt's tokens are drawn in every way that there is.  Kernels of other batch
         sizes may still be compiled when they first come up.
         """
-        num_tokens = max(1, min(WARM_UP_TOKENS, self._scheduler.config.max_model_len - 2))
+        num_tokens = max(1, min(WARM_UP_TOKENS, self._scheduler.max_model_len - 2))
         for token_id, sampling in enumerate((PLAIN, EVERY_WAY) if self._runner.compiles else (PLAIN,)):
             self.submit(Prompt(WARM_UP_SEQUENCE_ID, (token_id,) * num_tokens, 2, sampling))
             while self.has_work:

@@ -130,6 +130,7 @@ class Sizer:
             num_blocks=self._config.num_kv_blocks,
             max_cache_bytes=CPU_MAX_CACHE_BYTES if self._device.type == "cpu" else None,
             reachable_bytes=devices.reachable_memory_bytes(self._device, use.outside),
+            device_bytes=devices.total_memory_bytes(self._device),
         )
         log.info("%s", use.describe(budget_bytes=budget_bytes, cache_bytes=plan.num_blocks * spec.bytes_per_block))
         if self._device.type == "cuda" and self._config.num_kv_blocks is None:
@@ -139,11 +140,17 @@ class Sizer:
         return plan
 
     def _estimate(self, limits: Limits) -> MemoryUse:
-        """Activations of the widest layer, two of them alive at a time, and logits with two copies for filtering."""
+        """Activations of the widest layer, two of them alive at a time, and logits with two copies for filtering.
+
+        What the process holds beside the weights is measured, since libraries and compiled kernels are most of it.
+        """
         config = self._model.config
         widths = 2 * config.intermediate_size + config.hidden_size
         logits = limits.max_num_seqs * config.vocab_size
-        return MemoryUse(self._weights, workspace_peak=4 * limits.max_num_batched_tokens * widths + 3 * 4 * logits)
+        workspace = 4 * limits.max_num_batched_tokens * widths + 3 * 4 * logits
+        mapped = sum(file.num_bytes for file in self._model.weight_maps)
+        own = max(0, devices.own_memory_bytes() - max(0, self._weights - mapped))
+        return MemoryUse(self._weights, workspace, outside=own)
 
     def _measure(self, limits: Limits) -> MemoryUse:
         device = self._device

@@ -6,7 +6,9 @@ Called when an engine is built.  What follows from the figures is in `engine.run
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 
@@ -16,6 +18,9 @@ from engine.runner.memory import MIB, absolute_budget_bytes, choose_outside_byte
 
 REACHABLE_MARGIN_BYTES = 256 * MIB
 """Left alone of the free memory, for what other programs and the driver take before the cache is allocated."""
+
+_PROCESS_BYTES_GUESS = 200 * MIB
+"""What Python and the libraries hold where the system does not tell."""
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -54,6 +59,16 @@ def total_memory_bytes(device: torch.device) -> int:
     import psutil
 
     return int(psutil.virtual_memory().total)
+
+
+def own_memory_bytes() -> int:
+    """What this process holds of the machine's memory, files that it maps not counted."""
+    try:
+        status = Path("/proc/self/status").read_text()
+    except OSError:
+        return _PROCESS_BYTES_GUESS
+    found = re.search(r"^RssAnon:\s+(\d+) kB$", status, re.MULTILINE)
+    return int(found[1]) * 1024 if found else _PROCESS_BYTES_GUESS
 
 
 def memory_budget_bytes(config: EngineConfig, device: torch.device) -> int:

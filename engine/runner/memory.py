@@ -29,7 +29,7 @@ class MemoryUse:
     """What an engine holds besides its KV cache, in bytes.
 
     `workspace_peak`: activations of the largest step; `graphs_reserve`: kept for captured CUDA graphs;
-    `outside`: what the driver and libraries hold outside torch's allocator.
+    `outside`: what the driver and libraries hold outside torch's allocator; on a CPU, what the process holds itself.
     """
 
     weights: int
@@ -56,11 +56,18 @@ class MemoryUse:
 
 @dataclass(frozen=True, slots=True)
 class CachePlan:
-    """`num_blocks` of KV cache for contexts of up to `max_model_len` tokens; `notes` are sentences for people."""
+    """`num_blocks` of KV cache for contexts of up to `max_model_len` tokens; `notes` are sentences for people.
+
+    The cache may grow to `max_blocks` later, and contexts then to `longest_model_len`.  `fixed_bytes` is what the
+    engine holds besides the cache.
+    """
 
     num_blocks: int
     max_model_len: int
-    notes: tuple[str, ...]
+    max_blocks: int
+    longest_model_len: int
+    fixed_bytes: int
+    notes: tuple[str, ...] = ()
 
 
 def absolute_budget_bytes(total_bytes: int, utilization: float, given_bytes: int | None) -> int:
@@ -92,17 +99,20 @@ def plan_cache(
     num_blocks: int | None = None,
     max_cache_bytes: int | None = None,
     reachable_bytes: int | None = None,
+    device_bytes: int = 0,
 ) -> CachePlan:
     """Plan the KV cache.
 
     `used_bytes` is what everything else takes of the budget (`MemoryUse.total_bytes`).  `num_blocks`
-    overrides the computed number; `max_cache_bytes` bounds it.  `reachable_bytes` is what this process
+    overrides the computed number; `max_cache_bytes` bounds it.  Later the cache may grow as far as the whole device,
+    `device_bytes`, allows; without that figure it may not.  `reachable_bytes` is what this process
     could hold in all at this moment (`device.reachable_memory_bytes`); where that is less than the
     budget, because others hold the rest, it takes the budget's place.  Raises `InsufficientMemory`.
     """
     notes: list[str] = []
+    useful_blocks = max_num_seqs * -(-max_model_len // spec.block_size)
     if num_blocks is None:
-        most_blocks = max_num_seqs * -(-max_model_len // spec.block_size)
+        most_blocks = useful_blocks
         if max_cache_bytes is not None:
             most_blocks = min(most_blocks, max(1, max_cache_bytes // spec.bytes_per_block))
         num_blocks = wanted_blocks = min(most_blocks, _blocks_within_budget(spec, budget_bytes, used_bytes))
@@ -114,13 +124,15 @@ def plan_cache(
                 f"{num_blocks * spec.bytes_per_block / GIB:.2f} GiB instead of "
                 f"{wanted_blocks * spec.bytes_per_block / GIB:.2f}."
             )
+    max_blocks = max(num_blocks, min(useful_blocks, (device_bytes - used_bytes) // spec.bytes_per_block))
+    longest_model_len = min(max_model_len, max_blocks * spec.block_size)
     if num_blocks * spec.block_size < max_model_len:
         shrunk_len = num_blocks * spec.block_size
         notes.append(
             f"The KV cache holds {shrunk_len:,} tokens, so the context is limited to that instead of {max_model_len:,}."
         )
         max_model_len = shrunk_len
-    return CachePlan(num_blocks, max_model_len, tuple(notes))
+    return CachePlan(num_blocks, max_model_len, max_blocks, longest_model_len, used_bytes, tuple(notes))
 
 
 def _blocks_within_budget(spec: CacheSpec, budget_bytes: int, used_bytes: int) -> int:

@@ -25,8 +25,8 @@ class RowTable:
     def __init__(self, *, max_num_seqs: int, max_model_len: int, block_size: int, device: torch.device) -> None:
         max_blocks = -(-max_model_len // block_size)
         self.device = device
-        self.token_ids = torch.zeros((max_num_seqs, max_model_len), dtype=torch.int32, device=device)
-        self.block_tables = torch.zeros((max_num_seqs, max_blocks), dtype=torch.int32, device=device)
+        self.token_ids = _zeros(max_num_seqs, max_model_len, device)
+        self.block_tables = _zeros(max_num_seqs, max_blocks, device)
         self.block_size = block_size
         self._gather = select_gather(device)
         self._starts: list[RowStart | None] = [None] * max_num_seqs
@@ -87,3 +87,10 @@ class RowTable:
             block_ids.extend(update.block_ids)
         moved = upload(np.array((places, block_ids)), self.device)
         self.block_tables.view(-1).index_copy_(0, moved[0], moved[1].int())
+
+
+def _zeros(num_rows: int, length: int, device: torch.device) -> torch.Tensor:
+    """int32 [num_rows, length]; on a CPU as numpy takes them from the system, which maps what is used."""
+    if device.type == "cpu":
+        return torch.from_numpy(np.zeros((num_rows, length), dtype=np.int32))
+    return torch.zeros((num_rows, length), dtype=torch.int32, device=device)

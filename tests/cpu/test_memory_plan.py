@@ -57,6 +57,26 @@ def test_a_small_cache_shrinks_the_context_and_says_so():
     assert "32,768" in plan.notes[0]
 
 
+def test_a_cache_may_grow_as_far_as_the_device_goes_or_all_sequences_need():
+    def plan(max_num_seqs: int, device_bytes: int) -> CachePlan:
+        return plan_cache(
+            R1_DISTILL_QWEN_1_5B,
+            budget_bytes=GIB + 10 * BLOCK_BYTES,
+            used_bytes=GIB,
+            max_num_seqs=max_num_seqs,
+            max_model_len=32_768,
+            device_bytes=device_bytes,
+        )
+
+    grown = plan(8, 2 * GIB)
+    assert (grown.num_blocks, grown.max_model_len) == (10, 160)
+    assert (grown.max_blocks, grown.longest_model_len) == (GIB // BLOCK_BYTES, 32_768)
+    assert grown.fixed_bytes == GIB
+    assert plan(2, 80 * GIB).max_blocks == 2 * 2048
+    fixed = plan(8, 0)
+    assert (fixed.max_blocks, fixed.longest_model_len) == (10, 160)
+
+
 def test_no_room_for_a_block_is_an_error_that_names_both_sizes():
     with pytest.raises(InsufficientMemory, match=r"1\.00 GiB.*2\.00 GiB"):
         plan_cache(R1_DISTILL_QWEN_1_5B, budget_bytes=GIB, used_bytes=2 * GIB, max_num_seqs=1, max_model_len=16)
@@ -144,6 +164,8 @@ def test_parts_fit_the_budget_and_the_device_and_grow_with_the_budget(
     assert 1 <= got.max_model_len <= min(max_model_len, got.num_blocks * spec.block_size)
     assert got.num_blocks <= max_num_seqs * -(-max_model_len // spec.block_size)
 
+    assert (got.max_blocks, got.longest_model_len) == (got.num_blocks, got.max_model_len)
+
     larger = plan(budget_bytes + more_bytes, reachable_bytes)
     assert larger.num_blocks >= got.num_blocks
     assert larger.max_model_len >= got.max_model_len
@@ -180,6 +202,13 @@ def test_a_cpu_has_nothing_outside_and_no_figure_of_its_own():
     assert devices.measure_outside_bytes(CPU) == 0
     assert devices.device_memory_in_use(CPU) is None
     assert devices.reachable_memory_bytes(CPU, 0) is None
+
+
+def test_what_this_process_holds_is_measured_where_the_system_tells():
+    before = devices.own_memory_bytes()
+    held = bytearray(b"x") * (64 * MIB)
+    assert devices.own_memory_bytes() - before > 32 * MIB
+    assert len(held) == 64 * MIB
 
 
 def test_a_gpu_without_a_working_nvml_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ def plan_with_room_for(num_tokens: int, notes: tuple[str, ...] = ()):
     def plan(limits: Limits) -> CachePlan:
         if limits.max_num_batched_tokens > num_tokens:
             raise InsufficientMemory(f"no room for {limits.max_num_batched_tokens}")
-        return CachePlan(num_blocks=7, max_model_len=limits.max_model_len, notes=notes)
+        return CachePlan(7, limits.max_model_len, 9, limits.max_model_len, fixed_bytes=1, notes=notes)
 
     return plan
 
