@@ -9,12 +9,25 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from app.residency.tenants import DeviceShare
 from engine.api.config import Quantization
 from engine.api.wire import WorkerFacts
 from store.facts import ModelFacts
 
 SMALLEST_DTYPE_BYTES = 2
 MINIMUM_WORKING_BYTES = 64 * 2**20
+
+CPU_MAX_CACHE_BYTES = 4 * 2**30
+"""The largest KV cache of a model in RAM; `engine.sizing` has the same."""
+
+_DEFAULT_GPU_SEQUENCES = 256
+_DEFAULT_CPU_SEQUENCES = 64
+_GPU_WORKING_BYTES = 2**30
+_GPU_SEQUENCE_BYTES = 4 * 2**20
+"""Driver, activations and graphs, and what each sequence adds in logits and graphs for a vocabulary of 150,000
+words; `engine.sizing` measures both."""
+_CPU_WORKING_BYTES = 2**29
+_PACKED_FORMATS = frozenset({"F32", "F16", "BF16"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,3 +72,37 @@ def least_weight_bytes(facts: ModelFacts, device: str, quantization: Quantizatio
     if quantization == "none":
         return max(facts.weight_bytes, SMALLEST_DTYPE_BYTES * facts.num_parameters)
     return facts.weight_bytes
+
+
+def cache_bytes_per_token(facts: ModelFacts, device: str, quantization: Quantization = "auto") -> int | None:
+    """What a token takes in the KV cache that the engine makes on a device; None for models without one.
+
+    In RAM keys and values of float checkpoints are float32, as the arithmetic is; beside quantised weights, and on
+    a GPU, they take half precision.
+    """
+    if facts.kv_bytes_per_token is None:
+        return None
+    half = facts.kv_bytes_per_token // (2 if facts.dtype == "float32" else 1)
+    is_exact = not is_gpu(device) and quantization != "int8" and facts.quantization in _PACKED_FORMATS
+    return 2 * half if is_exact else half
+
+
+def working_bytes(device: str, num_sequences: int) -> int:
+    """What a step works in besides weights and KV cache, and what the driver takes."""
+    if is_gpu(device):
+        return _GPU_WORKING_BYTES + _GPU_SEQUENCE_BYTES * num_sequences
+    return _CPU_WORKING_BYTES
+
+
+def default_num_sequences(device: str) -> int:
+    """How many sequences the engine runs at once where nobody says."""
+    return _DEFAULT_GPU_SEQUENCES if is_gpu(device) else _DEFAULT_CPU_SEQUENCES
+
+
+def is_gpu(device: str) -> bool:
+    return device.startswith("cuda")
+
+
+def device_share(memory: DeviceMemory, limit: float, own_bytes: int) -> DeviceShare:
+    """The device as the daemon may use it; `own_bytes` of what is in use at this moment is held by its workers."""
+    return DeviceShare(memory.device, memory.total_bytes, max(0, memory.used_bytes - own_bytes), limit)

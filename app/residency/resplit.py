@@ -1,0 +1,148 @@
+"""The live re-split: KV cache moves from models that do not use it to those that are short of it.
+
+Pure arithmetic, called once a second or so while models are busy, and after one has left.  It takes small steps
+and keeps a distance between "short" and "has to spare", so that two busy models never pass the same bytes to and
+fro.  A share is an entitlement: its idle owner lends from it, and takes it back when it is short itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from app.residency.tenants import DeviceShare, Tenant
+
+_FULL = 0.9
+"""A cache of which so much is in use is short of room."""
+_ROOMY = 0.7
+"""A busy model gives only what leaves it less full than this."""
+_GROWTH = 0.5
+"""Of its present cache a model gets at most so much more at a time, or room for one conversation."""
+_LEAST_STEP = 1 / 32
+"""Of its present cache; less is not worth a resize."""
+
+
+def resplit(tenants: Iterable[Tenant], device: DeviceShare) -> tuple[tuple[str, int], ...]:
+    """The (name, KV bytes) that should change on one device, all that shrink before those that grow.
+
+    Nobody gets less than it uses, nor less than its least unless it has less already; together they stay within
+    what is usable, or come as near to that as unused KV cache allows where other programs have taken more.
+    """
+    split = _Split(device, tuple(tenants))
+    if split.free < 0:
+        split.give_back()
+    else:
+        split.serve_the_short()
+    return split.changes()
+
+
+def is_short(tenant: Tenant) -> bool:
+    """Whether a model has requests that wait for KV cache, or soon will have."""
+    if tenant.state != "awake" or not tenant.is_busy or tenant.kv_bytes >= tenant.most_kv_bytes:
+        return False
+    return tenant.num_waiting > 0 or tenant.kv_used_bytes >= _FULL * tenant.kv_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Donor:
+    """A model that can come down to `floor` bytes of KV cache."""
+
+    tenant: Tenant
+    floor: int
+
+
+class _Split:
+    """The KV cache of the models that are awake on one device, as it is being divided anew."""
+
+    def __init__(self, device: DeviceShare, tenants: tuple[Tenant, ...]) -> None:
+        self._device = device
+        self._awake = sorted((tenant for tenant in tenants if tenant.state == "awake"), key=lambda one: one.name)
+        self._kv = {tenant.name: tenant.kv_bytes for tenant in self._awake}
+        self.free = device.limit_bytes - device.others_bytes - sum(tenant.held_bytes for tenant in tenants)
+
+    def changes(self) -> tuple[tuple[str, int], ...]:
+        changed = [(one.name, self._kv[one.name], one.kv_bytes) for one in self._awake]
+        shrinks = [(name, now) for name, now, before in changed if now < before]
+        grows = [(name, now) for name, now, before in changed if now > before]
+        return (*shrinks, *grows)
+
+    def give_back(self) -> None:
+        """Other programs hold what was promised: give them what nobody uses, idle models first."""
+        for is_busy in (False, True):
+            donors = [_Donor(one, one.needed_kv_bytes) for one in self._awake if one.is_busy == is_busy]
+            self._take(donors, -self.free)
+
+    def serve_the_short(self) -> None:
+        short = [tenant for tenant in self._awake if is_short(tenant)]
+        for tenant in sorted(short, key=self._urgency):
+            self._serve(tenant)
+        if not short:
+            for tenant in sorted(self._awake, key=lambda one: (not one.is_busy, -one.last_used_at)):
+                self._grow(tenant, min(self._comfortable(tenant), tenant.kv_bytes + self.free))
+
+    def _serve(self, tenant: Tenant) -> None:
+        """Let a model grow one step: by what is free, by what others do not use, by what they have of its share."""
+        entitled = self._entitled_kv(tenant)
+        step = max(int(tenant.kv_bytes * _GROWTH), tenant.least_kv_bytes, entitled - tenant.kv_bytes)
+        wanted = min(tenant.most_kv_bytes, tenant.kv_bytes + step) - tenant.kv_bytes
+        before = self._kv.copy(), self.free
+        self._take(self._unused(tenant), wanted - self.free)
+        if self.free < wanted and tenant.kv_bytes < entitled:
+            self._take(self._beyond_entitlement(tenant), min(wanted, entitled - tenant.kv_bytes) - self.free)
+        if not self._grow(tenant, tenant.kv_bytes + min(wanted, self.free)):
+            self._kv, self.free = before
+
+    def _unused(self, taker: Tenant) -> list[_Donor]:
+        """What idle models have beyond their least, then what busy ones have in plenty and beyond their share."""
+        others = [one for one in self._awake if one.name != taker.name and not is_short(one)]
+        idle = [_Donor(one, one.needed_kv_bytes) for one in others if not one.is_busy]
+        busy = [
+            _Donor(one, max(one.needed_kv_bytes, int(one.kv_used_bytes / _ROOMY), self._entitled_kv(one)))
+            for one in others
+            if one.is_busy
+        ]
+        return [*sorted(idle, key=lambda donor: donor.tenant.last_used_at), *sorted(busy, key=self._spare)]
+
+    def _beyond_entitlement(self, taker: Tenant) -> list[_Donor]:
+        """What busy models, short of room themselves, hold beyond their share and do not use at this moment."""
+        donors = [
+            _Donor(one, max(one.kv_used_bytes, min(one.kv_bytes, one.least_kv_bytes), self._entitled_kv(one)))
+            for one in self._awake
+            if one.name != taker.name and one.is_busy
+        ]
+        return sorted(donors, key=self._spare)
+
+    def _take(self, donors: Iterable[_Donor], missing: int) -> None:
+        """Make `missing` bytes more free, from the first donors first."""
+        for donor in donors:
+            has = self._kv[donor.tenant.name]
+            given = min(missing, has - donor.floor)
+            if given > 0:
+                self._kv[donor.tenant.name] = has - given
+                self.free += given
+                missing -= given
+
+    def _grow(self, tenant: Tenant, kv_bytes: int) -> bool:
+        """Whether the step was large enough to be worth it."""
+        more = kv_bytes - self._kv[tenant.name]
+        is_worth_it = more > 0 and more >= int(tenant.kv_bytes * _LEAST_STEP)
+        if is_worth_it:
+            self._kv[tenant.name] += more
+            self.free -= more
+        return is_worth_it
+
+    def _urgency(self, tenant: Tenant) -> tuple[bool, int, str]:
+        """Those whose share is lent first, then those with most requests that wait."""
+        return tenant.kv_bytes >= self._entitled_kv(tenant), -tenant.num_waiting, tenant.name
+
+    def _spare(self, donor: _Donor) -> tuple[int, str]:
+        return donor.floor - donor.tenant.kv_bytes, donor.tenant.name
+
+    def _comfortable(self, tenant: Tenant) -> int:
+        """What a model gets of free memory while nobody is short: its share, or what its traffic wants."""
+        wanted = self._entitled_kv(tenant) if tenant.share is not None else tenant.wanted_kv_bytes
+        return min(wanted, tenant.most_kv_bytes)
+
+    def _entitled_kv(self, tenant: Tenant) -> int:
+        """The KV cache that belongs to a model's share, as far as it could ever fill it."""
+        return min(tenant.most_kv_bytes, max(0, tenant.entitled_bytes(self._device) - tenant.fixed_bytes))
