@@ -9,6 +9,8 @@ PYTHON ?= python3
 export QUIRE_ENV := $(or $(value QUIRE_ENV),$(CURDIR)/.venv)
 NO_PYTHON := Error: $(PYTHON) was not found; install Python 3.11 or newer (Debian, Ubuntu: sudo apt install python3 python3-venv).
 INSTALL := command -v "$(PYTHON)" >/dev/null || { echo "$(NO_PYTHON)" >&2; exit 1; }; "$(PYTHON)" -IS packaging/install.py
+# One process per core; a file's tests stay together, because they share fixtures that take seconds.
+PYTEST := "$$QUIRE_ENV/bin/python" -m pytest -n auto --maxprocesses 8 --dist loadfile
 MAKEFLAGS += --no-print-directory
 
 # The prompt travels through the environment: make must not expand it, nor the shell parse it.
@@ -33,19 +35,19 @@ install: ## make or update the private environment
 
 test: ## run every test this machine can
 	@$(INSTALL) test
-	@"$$QUIRE_ENV/bin/python" -m pytest
+	@$(PYTEST)
 
 test-pure: ## run the tests that need no torch
 	@$(INSTALL) test
-	@"$$QUIRE_ENV/bin/python" -m pytest tests/pure
+	@$(PYTEST) tests/pure
 
 test-cpu: ## run the engine's tests on the CPU
 	@$(INSTALL) test
-	@"$$QUIRE_ENV/bin/python" -m pytest tests/cpu
+	@$(PYTEST) tests/cpu
 
 test-e2e: ## run the tests that start a real daemon
 	@$(INSTALL) test
-	@"$$QUIRE_ENV/bin/python" -m pytest tests/e2e
+	@$(PYTEST) tests/e2e
 
 lint: ## check style, types and layers
 	@$(INSTALL) dev

@@ -46,8 +46,13 @@ def test_an_answer_that_names_nobody(hub: FakeHub, body: bytes) -> None:
     assert failure.value.reason.endswith(("does not say whose token this is", "does not answer as a model hub does"))
 
 
-@pytest.mark.parametrize("endpoint", [unused_endpoint(), "ftp://mirror.example", "https://", "http://[", "nonsense"])
-def test_an_address_where_nobody_answers(endpoint: str) -> None:
+def test_an_address_where_nobody_answers() -> None:
+    with pytest.raises(HubUnreachable, match="try again later"):
+        account_name(unused_endpoint(), "hf_right", PATIENCE_S)
+
+
+@pytest.mark.parametrize("endpoint", ["ftp://mirror.example", "https://", "http://[", "nonsense"])
+def test_an_address_that_is_none(endpoint: str) -> None:
     with pytest.raises(HubUnreachable, match="try again later"):
         account_name(endpoint, "hf_right", PATIENCE_S)
 
