@@ -32,6 +32,7 @@ from engine.models.decoder import DecoderModel
 from engine.models.registry import model_class
 from engine.runner import device as devices
 from engine.runner.cpus import cpu_share
+from engine.runner.device_weights import SleeplessWeights, device_weights
 from engine.runner.graph_sizes import GraphSizeMemory
 from engine.runner.kernel_cache import cpu_cache_folder, use_kernel_cache
 from engine.runner.memory import GIB, CachePlan
@@ -69,19 +70,20 @@ def build_engine(config: EngineConfig, on_progress: OnProgress) -> EngineParts:
     device = devices.resolve_device(config.device)
     in_use_before = devices.device_memory_in_use(device)
     folder = _prepare_device(config, device)
-    model, compiled = _load_model(config, device, folder, on_progress)
+    model, compiled, weights = _load_model(config, device, folder, on_progress)
     wanted = choose_limits(config, model.config, device)
     cache_dtype = compiled.cache_dtype() if compiled is not None else model.dtype
     spec = AttentionSpec(_cache_spec(model.config, config, cache_dtype), model.config.num_heads, wanted.max_num_seqs)
     attention = compiled.attention(spec) if compiled is not None else select_backend(spec, device)
 
     on_progress("measuring the workspace", 0, 0)
-    sizer = Sizer(config, model, attention, device, in_use_before)
+    sizer = Sizer(config, model, weights, attention, device, in_use_before)
     limits, plan = shrink_to_fit(
         wanted, lambda tried: sizer.plan(spec.cache, tried), may_chunk=config.enable_chunked_prefill
     )
     on_progress("allocating the KV cache", 0, 0)
     attention.allocate(plan.num_blocks, plan.max_blocks)
+    sizer.bound_allocator()
     rows = RowTable(
         max_num_seqs=limits.max_num_seqs,
         max_model_len=plan.longest_model_len,
@@ -100,7 +102,7 @@ def build_engine(config: EngineConfig, on_progress: OnProgress) -> EngineParts:
         scheduler=Scheduler(_scheduler_config(config, plan, limits)),
         runner=ModelRunner(model, attention, rows, seed=config.seed, replayed=replayed),
         attention=attention,
-        weights=LastingWeights(model.weight_bytes, tuple(model.weight_maps)),
+        weights=weights,
         facts=facts,
         pipeline_depth=2 if device.type == "cuda" else 1,
     )
@@ -127,7 +129,7 @@ def _prepare_device(config: EngineConfig, device: torch.device) -> Path | None:
 
 def _load_model(
     config: EngineConfig, device: torch.device, folder: Path | None, on_progress: OnProgress
-) -> tuple[DecoderModel, CompiledPath | None]:
+) -> tuple[DecoderModel, CompiledPath | None, WeightMemory]:
     on_progress("reading the checkpoint", 0, 0)
     checkpoint = open_checkpoint(Path(config.model), config.load_format)
     dtype = devices.resolve_dtype(config.dtype, str(checkpoint.config.get("dtype") or ""), device)
@@ -143,6 +145,7 @@ def _load_model(
             f"The weights take {needed_bytes / GIB:.2f} GiB as {kind}, and the memory budget is "
             f"{budget_bytes / GIB:.2f} GiB; choose a smaller model, or stop others."
         )
+    memory = device_weights(device, needed_bytes, devices.total_memory_bytes(device))
     model = load_model(
         checkpoint,
         device=device,
@@ -151,8 +154,15 @@ def _load_model(
         quantization=quantization,
         packed_ops=(lambda: compiled.ops) if compiled is not None else TorchOps,
         packed_folder=folder / "packed" if folder is not None else None,
+        memory=memory,
     )
-    return model, compiled
+    return model, compiled, memory or _weights_that_stay(model, device)
+
+
+def _weights_that_stay(model: DecoderModel, device: torch.device) -> WeightMemory:
+    if device.type == "cuda":
+        return SleeplessWeights()
+    return LastingWeights(model.weight_bytes, tuple(model.weight_maps))
 
 
 def _cache_spec(shape: DecoderConfig, config: EngineConfig, dtype: torch.dtype) -> CacheSpec:

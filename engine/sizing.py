@@ -26,6 +26,7 @@ from engine.runner.largest_step import largest_step
 from engine.runner.memory import GIB, MIB, CachePlan, MemoryUse, plan_cache
 from engine.runner.model_runner import ModelRunner
 from engine.runner.rows import RowTable
+from engine.runner.weight_memory import WeightMemory
 
 log = logging.getLogger(__name__)
 
@@ -100,12 +101,16 @@ def shrink_to_fit(
 
 
 class Sizer:
-    """Plans the cache of one loaded model; `in_use_before` is `device_memory_in_use` from before it was loaded."""
+    """Plans the cache of one loaded model; `in_use_before` is `device_memory_in_use` from before it was loaded.
+
+    `outside_bytes` is what the process was found to hold of a GPU beside torch's allocator and what is mapped.
+    """
 
     def __init__(
         self,
         config: EngineConfig,
         model: DecoderModel,
+        weights: WeightMemory,
         attention: AttentionBackend,
         device: torch.device,
         in_use_before: int | None,
@@ -116,6 +121,8 @@ class Sizer:
         self._device = device
         self._in_use_before = in_use_before
         self._weights = model.weight_bytes
+        self._weight_memory = weights
+        self.outside_bytes = 0
 
     def plan(self, spec: CacheSpec, limits: Limits) -> CachePlan:
         """The cache that `limits` leave room for.  Raises `InsufficientMemory`."""
@@ -129,15 +136,26 @@ class Sizer:
             max_model_len=limits.max_model_len,
             num_blocks=self._config.num_kv_blocks,
             max_cache_bytes=CPU_MAX_CACHE_BYTES if self._device.type == "cpu" else None,
-            reachable_bytes=devices.reachable_memory_bytes(self._device, use.outside),
+            reachable_bytes=devices.reachable_memory_bytes(self._device, use.outside, self._mapped_bytes),
             device_bytes=devices.total_memory_bytes(self._device),
         )
         log.info("%s", use.describe(budget_bytes=budget_bytes, cache_bytes=plan.num_blocks * spec.bytes_per_block))
-        if self._device.type == "cuda" and self._config.num_kv_blocks is None:
-            # A step that needs more than was measured fails; it takes no other's share.
-            share = (budget_bytes - use.outside) / devices.total_memory_bytes(self._device)
-            torch.cuda.set_per_process_memory_fraction(min(1.0, share), self._device)
         return plan
+
+    def bound_allocator(self) -> None:
+        """See to it that a step that needs more than was measured fails, and takes no other's share.
+
+        torch's allocator gets what the budget leaves beside what is mapped now.
+        """
+        if self._device.type == "cuda" and self._config.num_kv_blocks is None:
+            budget_bytes = devices.memory_budget_bytes(self._config, self._device)
+            allowed_bytes = max(0, budget_bytes - self.outside_bytes - self._mapped_bytes)
+            share = min(1.0, allowed_bytes / devices.total_memory_bytes(self._device))
+            torch.cuda.set_per_process_memory_fraction(share, self._device)
+
+    @property
+    def _mapped_bytes(self) -> int:
+        return self._weight_memory.mapped_bytes + self._attention.mapped_bytes
 
     def _estimate(self, limits: Limits) -> MemoryUse:
         """Activations of the widest layer, two of them alive at a time, and logits with two copies for filtering.
@@ -156,6 +174,7 @@ class Sizer:
         device = self._device
         max_len = min(limits.max_model_len, limits.max_num_batched_tokens)
         self._attention.allocate(1)
+        self.bound_allocator()
         rows = RowTable(
             max_num_seqs=limits.max_num_seqs,
             max_model_len=max_len,
@@ -171,15 +190,23 @@ class Sizer:
                 f"There is no memory for a step of {limits.max_num_batched_tokens:,} tokens beside the weights of "
                 f"{self._weights / GIB:.2f} GiB; choose a smaller model, or stop other programs that use the device."
             ) from error
-        held = torch.cuda.memory_allocated(device) - self._weights
+        mapped_weights = self._weight_memory.mapped_bytes
+        held = torch.cuda.memory_allocated(device) - (0 if mapped_weights else self._weights)
         max_blocks = -(-limits.max_model_len // self._config.block_size)
         row_bytes = 4 * limits.max_num_seqs * (limits.max_model_len + max_blocks)
         # What is in use on a device that nobody uses is the driver's own, and part of what others see in use.
         before = self._in_use_before
-        outside = devices.measure_outside_bytes(device, before) + min(before or 0, DRIVER_BYTES)
+        outside = devices.measure_outside_bytes(device, before, mapped_bytes=self._mapped_bytes)
+        self.outside_bytes = outside + min(before or 0, DRIVER_BYTES)
         has_graphs = self._attention.is_capturable and self._config.enable_cuda_graphs
         graphs = self._graph_bytes(limits.max_num_seqs) if has_graphs else 0
-        return MemoryUse(self._weights, peak + held + row_bytes, graphs, outside)
+        return MemoryUse(
+            max(self._weights, mapped_weights),
+            peak + held + row_bytes,
+            graphs,
+            self.outside_bytes,
+            self._attention.rounding_bytes,
+        )
 
     def _graph_bytes(self, max_num_seqs: int) -> int:
         """What the graphs of all sizes keep: each its own logits, and together the activations of the largest."""

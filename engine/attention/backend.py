@@ -109,6 +109,16 @@ class AttentionBackend(Protocol):
         """How far `resize` can grow the cache that is allocated."""
         ...
 
+    @property
+    def mapped_bytes(self) -> int:
+        """What the cache holds now that torch's allocator knows nothing of."""
+        ...
+
+    @property
+    def rounding_bytes(self) -> int:
+        """How much more than its blocks the cache may hold, because memory comes in granules."""
+        ...
+
     def allocate(self, num_blocks: int, max_blocks: int | None = None) -> None:
         """Allocate the KV cache, in place of one allocated before: memory for `num_blocks`, all of it zeros.
 

@@ -32,6 +32,8 @@ class CompiledPagedAttention:
 
     name = "compiled-paged"
     is_capturable = False
+    mapped_bytes = 0
+    rounding_bytes = 0
 
     def __init__(self, spec: AttentionSpec, device: torch.device) -> None:
         cache = spec.cache

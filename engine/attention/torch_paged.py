@@ -65,6 +65,8 @@ class TorchPagedAttention:
 
     name = "torch-paged"
     is_capturable = False
+    mapped_bytes = 0
+    rounding_bytes = 0
 
     def __init__(self, spec: AttentionSpec, device: torch.device) -> None:
         self._spec = spec.cache

@@ -16,7 +16,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from engine.api.errors import InsufficientMemory
 from engine.attention.backend import AttentionMetadata, AttentionSpec, HeadNorms, no_room_for_cache
+from engine.attention.mapped_cache import GpuCache, MappedCache, PlainCache, move_blocks
 from engine.kernels.decode_attention import MAX_GROUP, decode_attention
 from engine.kernels.decode_plan import DecodePlan, allocate_workspace, default_tuning, plan_decode
 from engine.kernels.prefill_attention import (
@@ -30,6 +32,8 @@ from engine.kernels.prefill_attention import (
 )
 from engine.kernels.rotate_store import rotate_and_store
 from engine.layers.rotary import Rotation
+from engine.runner.cuda_driver import cuda_driver_for
+from engine.runner.device_arena import MemoryDriver
 from engine.runner.transfer import upload
 
 _MIN_HEAD_DIM = 16  # the least that a tensor core multiplies
@@ -53,7 +57,7 @@ class _StepPlan:
 
 
 class TritonPagedAttention:
-    """`AttentionBackend` for one model; the cache is two tensors [layers, blocks, KV heads, block size, head_dim]."""
+    """`AttentionBackend` for one model, over a cache that grows and shrinks (`engine.attention.mapped_cache`)."""
 
     name = "triton-paged"
     is_capturable = True
@@ -61,8 +65,8 @@ class TritonPagedAttention:
     def __init__(self, spec: AttentionSpec, device: torch.device) -> None:
         self._spec = spec
         self._device = device
-        self._keys = torch.empty(0)
-        self._values = torch.empty(0)
+        self._driver: MemoryDriver | None = cuda_driver_for(device)
+        self._cache: GpuCache | None = None
         self._plan: _StepPlan | None = None
         cache = spec.cache
         self._workspace = allocate_workspace(
@@ -85,25 +89,36 @@ class TritonPagedAttention:
 
     @property
     def max_blocks(self) -> int:
-        return self._keys.shape[1]
+        return self._cache.max_blocks if self._cache is not None else 0
+
+    @property
+    def mapped_bytes(self) -> int:
+        return self._cache.mapped_bytes if self._cache is not None else 0
+
+    @property
+    def rounding_bytes(self) -> int:
+        return self._cache.rounding_bytes if self._cache is not None else 0
 
     def allocate(self, num_blocks: int, max_blocks: int | None = None) -> None:
-        """Reserve the KV cache, whose size is fixed, zeroed: a NaN in an unused slot would survive its zero weight."""
-        cache = self._spec.cache
-        shape = (cache.num_layers, num_blocks, cache.num_kv_heads, cache.block_size, cache.head_dim)
-        self._keys = self._values = torch.empty(0)
+        """See `AttentionBackend.allocate`; the size is fixed where the driver does not map memory."""
+        spec = self._spec.cache
+        self._cache = None  # frees what it holds
+        if self._driver is None:
+            self._cache = PlainCache(spec, self._device, num_blocks)
+            return
         try:
-            self._keys = torch.zeros(shape, dtype=cache.dtype, device=self._device)
-            self._values = torch.zeros(shape, dtype=cache.dtype, device=self._device)
-        except torch.cuda.OutOfMemoryError as error:
-            raise no_room_for_cache(cache, num_blocks) from error
+            self._cache = MappedCache(spec, self._driver, num_blocks, max(num_blocks, max_blocks or 0))
+        except InsufficientMemory as error:
+            raise no_room_for_cache(spec, num_blocks) from error
 
     def resize(self, num_blocks: int) -> int:
-        return self.max_blocks
+        """See `AttentionBackend.resize`."""
+        assert self._cache is not None, "allocate must come before resize"
+        return self._cache.resize(num_blocks)
 
     def move_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        for cache in (self._keys, self._values):
-            cache[:, targets] = cache[:, sources]
+        assert self._cache is not None, "allocate must come before move_blocks"
+        move_blocks(self._cache, sources, targets)
 
     def begin_step(self, metadata: AttentionMetadata) -> None:
         """Cut the step into pieces of work, which all layers share: decodes on the device, chunks on the host."""
@@ -121,8 +136,8 @@ class TritonPagedAttention:
     def attend(self, layer_index: int, qkv: torch.Tensor, rotation: Rotation, norms: HeadNorms | None) -> torch.Tensor:
         """See `AttentionBackend.attend`; the queries and keys of prompts are rotated in place."""
         plan = self._plan
-        assert plan is not None, "begin_step must come before attend"
-        keys, values = self._keys[layer_index], self._values[layer_index]
+        assert plan is not None and self._cache is not None, "allocate and begin_step must come before attend"
+        keys, values = self._cache.keys[layer_index], self._cache.values[layer_index]
         metadata = plan.metadata
         output = qkv.new_empty((qkv.shape[0], self._spec.num_heads * self._spec.cache.head_dim))
         if plan.prefill is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
@@ -11,18 +12,30 @@ from engine.layers.packed_weight import PackedWeight
 from engine.layers.weight_slot import empty_parameter
 
 
+class ParameterMemory(Protocol):
+    """Where parameters get their memory, if not from torch's allocator."""
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """An uninitialised, contiguous tensor.  Raises `InsufficientMemory`."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Placement:
     """Handed down from a model to its layers when they are built.
 
     With `packed_ops`, matrices are packed (`engine.layers.packed_linear`) and all else is in `dtype`.
+    Parameters are on `device`, in `memory` if there is one.
     """
 
     device: torch.device
     dtype: torch.dtype
     ops: Ops[torch.Tensor]
     packed_ops: Ops[PackedWeight] | None = None
+    memory: ParameterMemory | None = None
 
     def parameter(self, *shape: int) -> torch.nn.Parameter:
         """An uninitialised parameter here, which never needs a gradient."""
-        return empty_parameter(*shape, device=self.device, dtype=self.dtype)
+        if self.memory is None:
+            return empty_parameter(*shape, device=self.device, dtype=self.dtype)
+        return torch.nn.Parameter(self.memory.empty(shape, self.dtype), requires_grad=False)

@@ -21,6 +21,7 @@ from engine.kernels.ops import Ops
 from engine.kernels.torch_ops import TorchOps
 from engine.layers.packed_floats import float_shape
 from engine.layers.packed_weight import CodedRows, PackedWeight, packed_shape
+from engine.layers.placement import ParameterMemory
 from engine.loading.checkpoint import Checkpoint
 from engine.loading.dummy_checkpoint import DummyCheckpoint
 from engine.loading.packed_cache import PackedCache
@@ -83,15 +84,16 @@ def load_model(
     quantization: Quantization | None = None,
     packed_ops: Callable[[], Ops[PackedWeight]] = TorchOps,
     packed_folder: Path | None = None,
+    memory: ParameterMemory | None = None,
 ) -> DecoderModel:
     """A model on `device` with all weights in `dtype`, or packed (`packs_weights`, `DecoderModel.is_packed`).
 
     Packed models compute with `packed_ops()`, in float32 whatever `dtype` is.  Quantised ones (`quantizes_weights`)
     are kept in `packed_folder` for the next start; floats stay in the checkpoint's format, unless `dtype` is narrower.
     Weights stored as plain numbers are streamed through `staging` (by default: to GPUs only); all others come one at a
-    time from the memory map.  `on_progress` gets how much is loaded and the total, in bytes where weights are
-    streamed, else in tensors.  Raises `UnsupportedModel`, or `BrokenCheckpoint` before reading any weight when
-    tensors are missing or left over.
+    time from the memory map.  Parameters lie in `memory`, if there is one.  `on_progress` gets how much is loaded and
+    the total, in bytes where weights are streamed, else in tensors.  Raises `UnsupportedModel`, or `BrokenCheckpoint`
+    before reading any weight when tensors are missing or left over.
     """
     found = model_class(checkpoint.config)
     is_packed = packs_weights(quantization, device)
@@ -101,6 +103,7 @@ def load_model(
         device=device,
         dtype=torch.float32 if is_packed else dtype,
         packed_ops=packed_ops() if is_packed else None,
+        memory=memory,
     )
     with torch.no_grad():
         if isinstance(checkpoint, DummyCheckpoint):

@@ -20,7 +20,7 @@ from engine.kernels.select import select_ops
 from engine.layers.linear import Linear
 from engine.layers.packed_linear import PackedLayer, PackedLinear
 from engine.layers.packed_weight import CodedRows, PackedWeight
-from engine.layers.placement import Placement
+from engine.layers.placement import ParameterMemory, Placement
 from engine.layers.rms_norm import RmsNorm
 from engine.layers.rotary import RotaryEmbedding, Rotation
 from engine.layers.select import new_embedding, new_linear
@@ -130,12 +130,13 @@ class DecoderModel(torch.nn.Module):
         device: torch.device,
         dtype: torch.dtype,
         packed_ops: Ops[PackedWeight] | None = None,
+        memory: ParameterMemory | None = None,
     ) -> None:
         super().__init__()
         self.config = config
         self.dtype = dtype
         self.is_packed = packed_ops is not None
-        placement = Placement(device, dtype, select_ops(device), packed_ops)
+        placement = Placement(device, dtype, select_ops(device), packed_ops, memory)
         self._ops: Ops[torch.Tensor] | Ops[PackedWeight] = packed_ops or placement.ops
         self.embed_tokens = new_embedding(config.vocab_size, config.hidden_size, placement)
         self.rotary = RotaryEmbedding(config.rope, device=device, tables=self._ops.rotation_tables)

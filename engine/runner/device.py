@@ -94,28 +94,44 @@ def device_memory_in_use(device: torch.device) -> int | None:
         return None
 
 
-def measure_outside_bytes(device: torch.device, in_use_before: int | None = None) -> int:
-    """What the CUDA context and libraries of this process hold outside torch's allocator.
+def measure_outside_bytes(device: torch.device, in_use_before: int | None = None, *, mapped_bytes: int = 0) -> int:
+    """What the CUDA context and libraries of this process hold beside torch's allocator and what is mapped.
 
-    `in_use_before` is `device_memory_in_use` from before the process first touched the device; it
-    serves where the driver does not tell processes apart.  Never fails: the last resort is a constant.
+    `mapped_bytes` is what arenas hold (`engine.runner.device_arena`).  `in_use_before` is `device_memory_in_use`
+    from before the process first touched the device; it serves where the driver does not tell processes apart.
+    Never fails: the last resort is a constant.
     """
     if device.type != "cuda":
         return 0
     in_use = device_memory_in_use(device)
     growth_bytes = in_use - in_use_before if in_use is not None and in_use_before is not None else None
-    return choose_outside_bytes(torch.cuda.memory_reserved(device), _process_memory_bytes(device), growth_bytes)
+    own_bytes = torch.cuda.memory_reserved(device) + mapped_bytes
+    return choose_outside_bytes(own_bytes, _process_memory_bytes(device), growth_bytes)
 
 
-def reachable_memory_bytes(device: torch.device, outside_bytes: int) -> int | None:
+def reachable_memory_bytes(device: torch.device, outside_bytes: int, mapped_bytes: int = 0) -> int | None:
     """What this process could hold of a GPU now: what it holds already and what is free, less a margin.
 
-    `outside_bytes` is from `measure_outside_bytes`.  None on a CPU, whose free memory is the system's to judge.
+    `outside_bytes` is from `measure_outside_bytes`, `mapped_bytes` as there.  None on a CPU, whose free memory is the
+    system's to judge.
     """
     if device.type != "cuda":
         return None
     free_bytes, _ = torch.cuda.mem_get_info(device)
-    return int(free_bytes) + torch.cuda.memory_reserved(device) + outside_bytes - REACHABLE_MARGIN_BYTES
+    own_bytes = torch.cuda.memory_reserved(device) + mapped_bytes + outside_bytes
+    return int(free_bytes) + own_bytes - REACHABLE_MARGIN_BYTES
+
+
+def held_memory_bytes(device: torch.device, outside_bytes: int, mapped_bytes: int) -> int:
+    """What this process holds of a GPU now: as the driver books it, else the sum of what is known.
+
+    `outside_bytes` is from `measure_outside_bytes`, `mapped_bytes` as there.
+    """
+    booked_bytes = _process_memory_bytes(device)
+    known_bytes = torch.cuda.memory_reserved(device) + mapped_bytes
+    if booked_bytes is not None and booked_bytes > known_bytes:
+        return booked_bytes
+    return known_bytes + outside_bytes
 
 
 def workspace_peak_bytes(device: torch.device, run_largest_step: Callable[[], None]) -> int:

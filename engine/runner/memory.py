@@ -29,17 +29,19 @@ class MemoryUse:
     """What an engine holds besides its KV cache, in bytes.
 
     `workspace_peak`: activations of the largest step; `graphs_reserve`: kept for captured CUDA graphs;
-    `outside`: what the driver and libraries hold outside torch's allocator; on a CPU, what the process holds itself.
+    `outside`: what the driver and libraries hold beside; on a CPU, what the process holds itself; `rounding`: what the
+    cache may take beyond its blocks.
     """
 
     weights: int
     workspace_peak: int = 0
     graphs_reserve: int = 0
     outside: int = 0
+    rounding: int = 0
 
     @property
     def total_bytes(self) -> int:
-        return self.weights + self.workspace_peak + self.graphs_reserve + self.outside
+        return self.weights + self.workspace_peak + self.graphs_reserve + self.outside + self.rounding
 
     def describe(self, *, budget_bytes: int, cache_bytes: int) -> str:
         """The whole split in one line for the log."""
@@ -47,8 +49,8 @@ class MemoryUse:
             ("weights", self.weights),
             ("workspace", self.workspace_peak),
             ("graphs", self.graphs_reserve),
-            ("outside the allocator", self.outside),
-            ("KV cache", cache_bytes),
+            ("driver and libraries", self.outside),
+            ("KV cache", cache_bytes + self.rounding),
         )
         listed = ", ".join(f"{name} {size / GIB:.2f}" for name, size in parts)
         return f"Memory budget {budget_bytes / GIB:.2f} GiB: {listed} GiB"
@@ -75,17 +77,17 @@ def absolute_budget_bytes(total_bytes: int, utilization: float, given_bytes: int
     return given_bytes if given_bytes is not None else math.floor(total_bytes * utilization)
 
 
-def choose_outside_bytes(reserved_bytes: int, process_bytes: int | None, growth_bytes: int | None) -> int:
-    """What this process holds outside torch's allocator, from figures of which any may be missing or wrong.
+def choose_outside_bytes(known_bytes: int, process_bytes: int | None, growth_bytes: int | None) -> int:
+    """What this process holds that nobody accounts for, from figures of which any may be missing or wrong.
 
-    `reserved_bytes` is the allocator's own share, `process_bytes` what the driver books on this process,
+    `known_bytes` is what torch's allocator and arenas hold, `process_bytes` what the driver books on this process,
     `growth_bytes` how much more of the device is in use than before this process touched it.  Containers
     hide processes or number them differently, and other programs come and go meanwhile: a figure that
     leaves an implausible rest is passed over, and `OUTSIDE_BYTES_GUESS` stands in for the last one.
     """
     for held_bytes in (process_bytes, growth_bytes):
-        if held_bytes is not None and held_bytes - reserved_bytes in _PLAUSIBLE_OUTSIDE_BYTES:
-            return held_bytes - reserved_bytes
+        if held_bytes is not None and held_bytes - known_bytes in _PLAUSIBLE_OUTSIDE_BYTES:
+            return held_bytes - known_bytes
     return OUTSIDE_BYTES_GUESS
 
 

@@ -226,6 +226,6 @@ def test_a_gpu_without_a_working_nvml_is_no_error(monkeypatch: pytest.MonkeyPatc
 def test_the_split_is_one_line():
     use = MemoryUse(weights=15 * GIB, workspace_peak=GIB, graphs_reserve=GIB // 2, outside=GIB // 2)
     assert use.describe(budget_bytes=100 * GIB, cache_bytes=83 * GIB) == (
-        "Memory budget 100.00 GiB: weights 15.00, workspace 1.00, graphs 0.50, outside the allocator 0.50, "
+        "Memory budget 100.00 GiB: weights 15.00, workspace 1.00, graphs 0.50, driver and libraries 0.50, "
         "KV cache 83.00 GiB"
     )
