@@ -13,22 +13,20 @@ import math
 from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
-
-import msgspec
 
 from app.metrics import Metrics
 from app.model_task import wrong_task
 from app.residency.step_mailbox import StepMailbox
 from app.residency.worker_client import WorkerClient
 from engine.api.errors import EngineError
-from engine.api.output import StepOutput
+from engine.api.output import Pooled, Scores, StepOutput
 from engine.api.request import EmbedRequest, Prompt, ScoreRequest
 from engine.text.pooling_stage import PoolingStage
 
 if TYPE_CHECKING:
     from app.residency.supervisor import Supervisor
+    from app.translate.job import EmbedJob, ScoreJob
     from app.usage_recorder import UsageRecorder
 
 _INLINE_CHARS = 2000
@@ -37,38 +35,6 @@ _INLINE_CHARS = 2000
 _MOST_OPEN_TOKENS = {"cpu": 8192, "cuda": 131072}
 """Of one request in the worker: a few of its steps.  The rest waits here, so that a request of thousands of texts
 takes turns with others."""
-
-
-@dataclass(frozen=True, slots=True)
-class EmbedJob:
-    """One request for vectors; `keep_alive_s` is what the client asks for, None for the model's own."""
-
-    model: str
-    request: EmbedRequest
-    keep_alive_s: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ScoreJob:
-    """One request for scores of pairs."""
-
-    model: str
-    request: ScoreRequest
-    keep_alive_s: float | None = None
-
-
-class Pooled(msgspec.Struct, frozen=True):
-    """What became of one prompt: float32 numbers, little-endian, and how many tokens went into it."""
-
-    values: bytes
-    num_tokens: int
-
-
-class Scores(msgspec.Struct, frozen=True):
-    """One score per pair, in order; `num_tokens` is what all of them took."""
-
-    values: tuple[float, ...]
-    num_tokens: int
 
 
 async def embed(supervisor: Supervisor, job: EmbedJob) -> list[Pooled]:

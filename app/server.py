@@ -27,10 +27,12 @@ from litestar.openapi import OpenAPIConfig
 
 from app.api.admin import admin_router
 from app.api.chats import chats_router
+from app.api.embeddings import embedding_routes
 from app.api.error_responses import EXCEPTION_HANDLERS
 from app.api.health import daemon_routes
 from app.api.jobs import jobs_router, pull_model
 from app.api.openai import openai_router
+from app.api.rerank import rerank_routes
 from app.api.schema_page import SchemaPage
 from app.api.usage import get_usage
 from app.draining_server import DrainingServer
@@ -174,7 +176,17 @@ def build_daemon(settings: Settings, parts: Parts | None, *, request_shutdown: C
 def _application(settings: Settings, dependencies: dict[str, Any], lifespan: Callable[[Litestar], Any]) -> Litestar:
     """Routes and framework options; `dependencies` are what handlers ask for by parameter name."""
     return Litestar(
-        route_handlers=[openai_router, admin_router, jobs_router, pull_model, chats_router, get_usage, *daemon_routes],
+        route_handlers=[
+            openai_router,
+            *embedding_routes,
+            *rerank_routes,
+            admin_router,
+            jobs_router,
+            pull_model,
+            chats_router,
+            get_usage,
+            *daemon_routes,
+        ],
         dependencies={name: _constant(value) for name, value in dependencies.items()},
         exception_handlers=EXCEPTION_HANDLERS,
         lifespan=[lifespan],

@@ -1,7 +1,7 @@
-"""`GenerateJob`: one HTTP request in engine terms, before the model's own defaults are known.
+"""`GenerateJob`, `EmbedJob`, `ScoreJob`: one HTTP request in engine terms, before the model is known.
 
 Every dialect's translation ends here, so that a bad request is refused before a cold model
-is loaded for nothing.  `app.generation` turns it into `GenerateRequest`s.
+is loaded for nothing.  `app.generation` and `app.pooling` run them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from engine.api.request import GenerateRequest
+from engine.api.request import EmbedRequest, GenerateRequest, ScoreRequest
 from engine.api.sampling import SamplingParams
 from store.presets.preset import Preset
 
@@ -47,3 +47,21 @@ class GenerateJob:
             else request
             for request in requests
         )
+
+
+@dataclass(frozen=True, slots=True)
+class EmbedJob:
+    """One request for vectors; `keep_alive` is as in `GenerateJob`."""
+
+    model: str
+    request: EmbedRequest
+    keep_alive: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreJob:
+    """One request for scores of pairs; `keep_alive` is as in `GenerateJob`."""
+
+    model: str
+    request: ScoreRequest
+    keep_alive: float | None = None

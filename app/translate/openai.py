@@ -11,6 +11,8 @@ from typing import Any
 from app.keep_alive import granted_keep_alive
 from app.schema.openai import ChatMessage, ChatRequest, CompletionRequest, GenerationFields
 from app.translate.job import GenerateJob
+from app.translate.prompts import split_prompts
+from app.translate.refusal import refuse_unsupported
 from engine.api.errors import InvalidParameter
 from engine.api.request import GenerateRequest
 from engine.api.sampling import SamplingParams
@@ -102,7 +104,7 @@ def completion_job(body: CompletionRequest, request_id: str, *, max_keep_alive: 
             add_special_tokens=body.add_special_tokens is not False,
             prompt_param="prompt",
         )
-        for prompt in _split_prompts(body.prompt)
+        for prompt in split_prompts(body.prompt, "prompt")
     )
     max_tokens = COMPLETION_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     overrides = _sampling_overrides(body, max_tokens=max_tokens, logprobs=body.logprobs)
@@ -115,16 +117,7 @@ def completion_job(body: CompletionRequest, request_id: str, *, max_keep_alive: 
 def _refuse_unsupported(body: ChatRequest | CompletionRequest) -> None:
     if body.stream_options is not None and not body.stream:
         raise InvalidParameter("stream_options", "stream_options needs stream to be true.")
-    for name in body.__struct_fields__:
-        if name in _DEFAULTS_ONLY and not _asks_for_default(name, getattr(body, name)):
-            raise InvalidParameter(name, f"{name} is not supported by this version with that value; leave it out.")
-
-
-def _asks_for_default(name: str, value: Any) -> bool:
-    # Types are compared too because 1 == True.
-    return value is None or any(
-        value == accepted and type(value) is type(accepted) for accepted in _DEFAULTS_ONLY[name]
-    )
+    refuse_unsupported(body, _DEFAULTS_ONLY)
 
 
 def _sampling_overrides(body: GenerationFields, *, max_tokens: int | None, logprobs: int | None) -> dict[str, Any]:
@@ -171,16 +164,3 @@ def _template_message(message: ChatMessage, index: int) -> dict[str, Any]:
     if message.tool_call_id is not None:
         result["tool_call_id"] = message.tool_call_id
     return result
-
-
-def _split_prompts(prompt: str | tuple[str | int | tuple[int, ...], ...]) -> list[str | tuple[int, ...]]:
-    if isinstance(prompt, str):
-        return [prompt]
-    if not prompt:
-        raise InvalidParameter("prompt", "prompt must not be empty.")
-    token_ids = tuple(item for item in prompt if isinstance(item, int))
-    if len(token_ids) == len(prompt):
-        return [token_ids]
-    if token_ids:
-        raise InvalidParameter("prompt", "prompt mixes token ids with texts or lists; put the ids into a list.")
-    return [item for item in prompt if not isinstance(item, int)]

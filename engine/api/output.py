@@ -43,6 +43,20 @@ class StepOutput(msgspec.Struct, frozen=True, array_like=True, gc=False):
     pooled: bytes = b""
 
 
+class Pooled(msgspec.Struct, frozen=True):
+    """What became of one prompt with `Pooling`: float32 numbers, little-endian, and how many tokens it had."""
+
+    values: bytes
+    num_tokens: int
+
+
+class Scores(msgspec.Struct, frozen=True):
+    """One score per pair, in order; `num_tokens` is what all of them took."""
+
+    values: tuple[float, ...]
+    num_tokens: int
+
+
 class Usage(msgspec.Struct, frozen=True):
     """Token counts of one request; `cached_tokens` is the part of the prompt found in the prefix cache."""
 

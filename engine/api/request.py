@@ -33,12 +33,16 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     prompt_param: str = "messages"
 
 
+TRUNCATE_TO_CONTEXT = -1
+"""`truncate_tokens` for as many tokens as the model takes."""
+
+
 class EmbedRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Texts, or token ids that are used as they are; each becomes one vector, shortened to `dimensions`.
 
     Before each text goes one of the model's own prompts: that named `prompt_name`, or the one for `input_type`, if the
     model has one; `instruction` says the task in the model's prompt for queries.  A text that is too long is an error
-    unless `truncate_tokens` says how many of its tokens count, -1 for as many as the model takes.  `param` is the
+    unless `truncate_tokens` says how many of its tokens count.  `param` is the
     request field that the texts came from, for error messages.
     """
 

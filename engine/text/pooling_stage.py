@@ -11,14 +11,11 @@ import re
 from collections.abc import Callable, Sequence
 
 from engine.api.errors import ContextLengthExceeded, InvalidParameter, UnsupportedModel
-from engine.api.request import EmbedRequest, Pooling, Prompt, ScoreRequest
+from engine.api.request import TRUNCATE_TO_CONTEXT, EmbedRequest, Pooling, Prompt, ScoreRequest
 from engine.api.sampling import SamplingParams
 from engine.pooling.config import ModelPooling
 from engine.text import rerank_template
 from engine.text.text_encoder import EncodedPair, TextEncoder
-
-WHOLE_CONTEXT = -1
-"""`truncate_tokens` for as many tokens as the model takes."""
 
 _PROMPT_NAMES = {
     "query": ("query", "search_query", "retrieval.query", "Retrieval-query"),
@@ -200,13 +197,13 @@ class PoolingStage:
 
     def _limit(self, truncate_tokens: int | None, num_fixed_tokens: int) -> int:
         """How many tokens a text may have, with the `num_fixed_tokens` that are always there."""
-        if truncate_tokens in (None, WHOLE_CONTEXT):
+        if truncate_tokens in (None, TRUNCATE_TO_CONTEXT):
             return self.max_tokens
         assert truncate_tokens is not None
         if not num_fixed_tokens < truncate_tokens <= self.max_tokens:
             raise InvalidParameter(
                 "truncate_prompt_tokens",
-                f"truncate_prompt_tokens is {truncate_tokens:,}; give {WHOLE_CONTEXT} for as many as the model "
+                f"truncate_prompt_tokens is {truncate_tokens:,}; give {TRUNCATE_TO_CONTEXT} for as many as the model "
                 f"takes, or {num_fixed_tokens + 1:,} to {self.max_tokens:,}.",
             )
         return truncate_tokens
@@ -225,7 +222,7 @@ class PoolingStage:
         if num_tokens > limit:
             message = (
                 f"{param}[{index}] takes {num_tokens:,} tokens, and the model takes {limit:,}; shorten it, or have "
-                f"its end left out with truncate_prompt_tokens: {WHOLE_CONTEXT}."
+                f"its end left out with truncate_prompt_tokens: {TRUNCATE_TO_CONTEXT}."
             )
             raise ContextLengthExceeded(num_tokens, limit, param=param, message=message)
 

@@ -2,7 +2,8 @@
 
 Run like the real one (`python tests/fakes/worker.py --connect ENDPOINT`).  Each sequence
 yields the tokens of its prompt in order, one per step, and then its first stop token, or the
-prompt again where it has none.  `fake_worker.json` in the model directory changes that; see
+prompt again where it has none.  A prompt that is to be pooled becomes `pooled_values`, so many each
+step as the budget of a step allows.  `fake_worker.json` in the model directory changes that; see
 `Behaviour`.
 """
 
@@ -13,6 +14,7 @@ import math
 import os
 import threading
 import time
+from array import array
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,11 +24,14 @@ import zmq
 from engine.api import wire
 from engine.api.output import StepOutput, TokenLogprobs
 from engine.api.request import Prompt
+from engine.pooling.config import read_pooling
 
 BLOCK_SIZE = 16
 NUM_BLOCKS = 64
 MAX_MODEL_LEN = 512
 VOCAB_SIZE = 257
+EMBEDDING_LENGTH = 8
+POOLED_TOKENS_A_STEP = 256
 
 
 class Behaviour(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -58,6 +63,10 @@ class FakeSequence:
 
     def step(self) -> StepOutput:
         prompt = self.prompt
+        if prompt.pooling is not None:
+            return StepOutput(
+                prompt.sequence_id, finish_reason="stop", pooled=array("f", pooled_values(prompt)).tobytes()
+            )
         is_echo_over = self.num_generated >= len(prompt.token_ids) and prompt.stop_token_ids
         may_stop = self.num_generated >= prompt.sampling.min_tokens
         if is_echo_over and may_stop:
@@ -85,6 +94,22 @@ class FakeSequence:
         )
 
 
+def pooled_values(prompt: Prompt) -> list[float]:
+    """A vector of length 1 with as much at place i as there are ids of remainder i; or how many ids a pair shares."""
+    pooling, token_ids = prompt.pooling, prompt.token_ids
+    assert pooling is not None
+    if pooling.kind == "embed":
+        counts = [
+            sum(token_id % EMBEDDING_LENGTH == place for token_id in token_ids) for place in range(EMBEDDING_LENGTH)
+        ]
+        counts = counts[: pooling.dimensions]
+        return [count / (math.hypot(*counts) or 1.0) for count in counts]
+    if pooling.kind == "choice":
+        return [1 / len(token_ids)]
+    first, second = token_ids[: pooling.second_start], token_ids[pooling.second_start :]
+    return [float(len(set(first) & set(second)) - 2)]
+
+
 @dataclass
 class FakeEngine:
     behaviour: Behaviour
@@ -102,12 +127,23 @@ class FakeEngine:
             os._exit(7)
         self.num_steps += 1
         time.sleep(self.behaviour.step_delay_s)
-        outputs = [sequence.step() for sequence in self.sequences.values()]
+        outputs = [sequence.step() for sequence in self._scheduled()]
         self.num_generated += len(outputs)
         for output in outputs:
             if output.finish_reason is not None:
                 del self.sequences[output.sequence_id]
         return outputs
+
+    def _scheduled(self) -> list[FakeSequence]:
+        """All that generate, and of those to be pooled the first ones within the budget."""
+        scheduled, room = [], POOLED_TOKENS_A_STEP
+        for sequence in self.sequences.values():
+            if sequence.prompt.pooling is not None:
+                room -= len(sequence.prompt.token_ids)
+                if room < 0:
+                    continue
+            scheduled.append(sequence)
+        return scheduled
 
     def stats(self) -> wire.EngineStats:
         used = sum(sequence.num_blocks for sequence in self.sequences.values())
@@ -163,11 +199,13 @@ def load(behaviour: Behaviour, start: wire.Start, socket: zmq.Socket[bytes]) -> 
         socket.send(wire.encode(wire.Fatal(*error)))
         return False
     socket.send(wire.encode(wire.Progress("loading weights", 2, 2)))
-    socket.send(wire.encode(wire.Ready(facts(behaviour))))
+    socket.send(wire.encode(wire.Ready(facts(behaviour, Path(start.config.model)))))
     return True
 
 
-def facts(behaviour: Behaviour) -> wire.WorkerFacts:
+def facts(behaviour: Behaviour, model: Path) -> wire.WorkerFacts:
+    pooling = read_pooling(model)
+    task = pooling.task if pooling is not None else "generate"
     return wire.WorkerFacts(
         architecture="fake",
         dtype="float32",
@@ -180,6 +218,8 @@ def facts(behaviour: Behaviour) -> wire.WorkerFacts:
         num_kv_blocks=NUM_BLOCKS,
         block_size=BLOCK_SIZE,
         max_num_seqs=8,
+        task=task,
+        embedding_length=EMBEDDING_LENGTH if task == "embed" else 0,
         load_seconds=behaviour.load_delay_s,
     )
 
