@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from engine.layers.packed_weight import CodedRows, Coding
-from engine.models.decoder import DecoderModel
+from engine.models.loadable import LoadableModel
 
 _SEED = 0
 _WEIGHT_DEVIATION = 0.02
@@ -46,7 +46,7 @@ class DummyCheckpoint:
         return []
 
     def fill(
-        self, model: DecoderModel, prepare: Callable[[str, torch.Tensor], torch.Tensor | CodedRows] | None = None
+        self, model: LoadableModel, prepare: Callable[[str, torch.Tensor], torch.Tensor | CodedRows] | None = None
     ) -> None:
         """Norms become one, all else seeded normal numbers; `prepare` makes of a float matrix what is packed."""
         generator = torch.Generator(device=next(model.parameters()).device).manual_seed(_SEED)

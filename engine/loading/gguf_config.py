@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from engine.api.architectures import unsupported_experts
+from engine.api.architectures import unsupported_architecture, unsupported_experts
 from engine.api.errors import BrokenCheckpoint, UnsupportedModel
 from store.formats.gguf import GgufHeader
 
@@ -35,7 +35,7 @@ def config_from_gguf(header: GgufHeader, frequency_factors: tuple[float, ...] | 
     metadata, tensors = header.metadata, header.tensors
     architecture = str(metadata.get("general.architecture", ""))
     fields = {key.removeprefix(f"{architecture}."): value for key, value in metadata.items()}
-    _refuse_unsupported(fields)
+    _refuse_unsupported(architecture, fields)
     config: dict[str, Any] = {hf: fields[gguf] for gguf, hf in _FIELDS.items() if gguf in fields}
     config["model_type"] = architecture
     config["tie_word_embeddings"] = "output.weight" not in tensors
@@ -52,7 +52,9 @@ def config_from_gguf(header: GgufHeader, frequency_factors: tuple[float, ...] | 
     return config
 
 
-def _refuse_unsupported(fields: dict[str, Any]) -> None:
+def _refuse_unsupported(architecture: str, fields: dict[str, Any]) -> None:
+    if reason := unsupported_architecture(architecture, (), is_gguf=True):
+        raise UnsupportedModel(reason)
     if reason := unsupported_experts(fields.get("expert_count")):
         raise UnsupportedModel(reason)
     if fields.get("attention.value_length", fields.get("attention.key_length")) != fields.get("attention.key_length"):

@@ -17,6 +17,7 @@ import torch
 
 from engine.api.config import Quantization
 from engine.api.errors import BrokenCheckpoint, UnsupportedModel
+from engine.kernels.encoder_ops import EncoderOps
 from engine.kernels.ops import Ops
 from engine.kernels.torch_ops import TorchOps
 from engine.layers.packed_floats import float_shape
@@ -30,7 +31,9 @@ from engine.loading.read_plan import StoredTensor
 from engine.loading.staging import Staging, staging_for
 from engine.loading.weight_stream import stream_tensors
 from engine.models.decoder import DecoderModel
-from engine.models.registry import model_class
+from engine.models.encoder import EncoderModel
+from engine.models.loadable import LoadableModel
+from engine.models.registry import encoder_class, model_class
 
 _NUM_NAMED = 5
 _PROGRESS_INTERVAL_S = 0.05
@@ -105,12 +108,49 @@ def load_model(
         packed_ops=packed_ops() if is_packed else None,
         memory=memory,
     )
+    _fill(model, checkpoint, form, staging or staging_for(device), packed_folder, on_progress, is_packed=is_packed)
+    return model
+
+
+def load_encoder(
+    checkpoint: Checkpoint,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    on_progress: Callable[[int, int], None],
+    packed_ops: EncoderOps[PackedWeight] | None = None,
+    memory: ParameterMemory | None = None,
+) -> EncoderModel:
+    """An encoder on `device` with all weights in `dtype`; with `packed_ops` its layers' matrices are packed floats.
+
+    Parameters lie in `memory`, if there is one.  Progress and errors as `load_model`.
+    """
+    found, is_packed = encoder_class(checkpoint.config), packed_ops is not None
+    model = found(
+        found.config_class.from_hf(checkpoint.config), device=device, dtype=dtype, packed_ops=packed_ops, memory=memory
+    )
+    form = _PackedForm(False, dtype)
+    _fill(model, checkpoint, form, staging_for(device), None, on_progress, is_packed=is_packed)
+    return model
+
+
+def _fill(
+    model: LoadableModel,
+    checkpoint: Checkpoint,
+    form: _PackedForm,
+    staging: Staging | None,
+    packed_folder: Path | None,
+    on_progress: Callable[[int, int], None],
+    *,
+    is_packed: bool,
+) -> None:
     with torch.no_grad():
         if isinstance(checkpoint, DummyCheckpoint):
             checkpoint.fill(model, form.of)
-            return model.eval()
+            model.eval()
+            return
         _require_match(model, checkpoint.tensor_names())
-        staging, stored = staging or staging_for(device), checkpoint.stored_tensors()
+        stored = checkpoint.stored_tensors()
         if is_packed:
             _load_packed(model, checkpoint, form, packed_folder, on_progress)
         elif staging is None or stored is None:
@@ -118,7 +158,7 @@ def load_model(
         else:
             _load_through(staging, model, stored, on_progress)
         _refuse("lacks", "the model needs", model.missing_weights())
-    return model.eval()
+    model.eval()
 
 
 def weight_bytes(
@@ -148,7 +188,17 @@ def weight_bytes(
     return num_bytes
 
 
-def _require_match(model: DecoderModel, names: list[str]) -> None:
+def encoder_weight_bytes(checkpoint: Checkpoint, dtype: torch.dtype) -> int:
+    """What an encoder's weights will take as `load_encoder` loads them, before any is read; errors as there.
+
+    Packed matrices take as much as plain ones, but for a few rows of zeros.
+    """
+    found = encoder_class(checkpoint.config)
+    model = found(found.config_class.from_hf(checkpoint.config), device=torch.device("meta"), dtype=dtype)
+    return sum(parameter.nbytes for parameter in model.parameters())
+
+
+def _require_match(model: LoadableModel, names: list[str]) -> None:
     needed, found = model.missing_weights(), set(names)
     _refuse("lacks", "the model needs", [name for name in needed if name not in found])
     left_over = sorted(name for name in found.difference(needed) if not model.ignores_weight(name))
@@ -163,7 +213,7 @@ def _refuse(verb: str, relation: str, names: list[str]) -> None:
         )
 
 
-def _load_from_map(model: DecoderModel, checkpoint: Checkpoint, on_progress: Callable[[int, int], None]) -> None:
+def _load_from_map(model: LoadableModel, checkpoint: Checkpoint, on_progress: Callable[[int, int], None]) -> None:
     total = len(checkpoint.tensor_names())
     on_progress(0, total)
     for done, (name, tensor) in enumerate(checkpoint.tensors(), start=1):
@@ -172,7 +222,7 @@ def _load_from_map(model: DecoderModel, checkpoint: Checkpoint, on_progress: Cal
 
 
 def _load_packed(
-    model: DecoderModel,
+    model: LoadableModel,
     checkpoint: Checkpoint,
     form: _PackedForm,
     folder: Path | None,
@@ -209,7 +259,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def _load_through(
-    staging: Staging, model: DecoderModel, stored: list[StoredTensor], on_progress: Callable[[int, int], None]
+    staging: Staging, model: LoadableModel, stored: list[StoredTensor], on_progress: Callable[[int, int], None]
 ) -> None:
     slots = dict(model.weight_slots())
     wanted = [tensor for tensor in stored if tensor.name in slots]

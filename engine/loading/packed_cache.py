@@ -26,7 +26,7 @@ import torch
 
 from engine.loading.mapped_file import MappedFile
 from engine.loading.packed_state import find_segments, is_segment, named_tensors, restore
-from engine.models.decoder import DecoderModel
+from engine.models.loadable import LoadableModel
 from store.errors import BrokenFile
 from store.formats.safetensors import read_safetensors_header
 from store.upkeep.prune_caches import PACKED_SOURCES_KEY
@@ -57,7 +57,7 @@ class PackedCache:
                 self._sources = _relative_paths(folder, sources)
                 self._path = folder / _entry_name(self._sources, sources)
 
-    def load(self, model: DecoderModel) -> bool:
+    def load(self, model: LoadableModel) -> bool:
         """Fill a packed model from the entry; False, and the model untouched, if there is no sound one.
 
         Packed matrices stay memory-mapped; they must never be written to.
@@ -87,7 +87,7 @@ class PackedCache:
         model.weight_maps.append(file)
         return True
 
-    def store_in_background(self, model: DecoderModel) -> None:
+    def store_in_background(self, model: LoadableModel) -> None:
         """`store` on a thread of its own; `model` must not change any more.
 
         A process that ends meanwhile waits for it: else programs that end soon would pack at every start.
@@ -95,7 +95,7 @@ class PackedCache:
         if self._path is not None:
             Thread(target=self.store, args=(model,), name="packed-cache-writer").start()
 
-    def store(self, model: DecoderModel) -> None:
+    def store(self, model: LoadableModel) -> None:
         """Write the entry of a loaded packed model, once those of the checkpoint's other states are removed.
 
         The entry appears whole or not at all; of two writers at once the later one wins.

@@ -14,7 +14,7 @@ import torch
 from engine.layers.packed_floats import TILE_OUTPUTS
 from engine.layers.packed_linear import PackedLayer
 from engine.layers.packed_weight import CODINGS, Coding, PackedMatrix, PackedWeight, packed_shape
-from engine.models.decoder import DecoderModel
+from engine.models.loadable import LoadableModel
 
 Shape = tuple[int, ...]
 
@@ -31,7 +31,7 @@ class SegmentPlace:
     in_features: int
 
 
-def named_tensors(model: DecoderModel) -> dict[str, torch.Tensor]:
+def named_tensors(model: LoadableModel) -> dict[str, torch.Tensor]:
     """All weights of a loaded packed model: data of segments, uint8, first, then plain parameters."""
     tensors: dict[str, torch.Tensor] = {}
     for name, layer in model.packed_layers():
@@ -40,7 +40,7 @@ def named_tensors(model: DecoderModel) -> dict[str, torch.Tensor]:
     return tensors | {name: parameter.detach() for name, parameter in model.named_parameters()}
 
 
-def find_segments(model: DecoderModel, shapes: Mapping[str, Shape]) -> dict[str, list[SegmentPlace]] | None:
+def find_segments(model: LoadableModel, shapes: Mapping[str, Shape]) -> dict[str, list[SegmentPlace]] | None:
     """The segments of each packed layer by the shapes of named tensors; None if these are not just this model's."""
     known = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     found: dict[str, list[SegmentPlace]] = {}
@@ -54,7 +54,7 @@ def find_segments(model: DecoderModel, shapes: Mapping[str, Shape]) -> dict[str,
 
 
 def restore(
-    model: DecoderModel, segments: Mapping[str, list[SegmentPlace]], tensor: Callable[[str], torch.Tensor]
+    model: LoadableModel, segments: Mapping[str, list[SegmentPlace]], tensor: Callable[[str], torch.Tensor]
 ) -> None:
     """Fill an empty packed model; the data of packed matrices is taken as `tensor` gives it, all else is copied."""
     for name, layer in model.packed_layers():

@@ -5,7 +5,8 @@ Tensors are views into the memory-mapped files.  Opened by `engine.loading.check
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from engine.api.architectures import unsupported_types
 from engine.api.errors import BrokenCheckpoint, UnsupportedModel
 from engine.layers.packed_weight import Coding
+from engine.loading.hf_names import known_names
 from engine.loading.mapped_file import MappedFile
 from engine.loading.read_plan import StoredTensor
 from store.errors import BrokenFile
@@ -48,6 +50,7 @@ class SafetensorsCheckpoint:
             names |= header.keys()
             self._shards[path] = header
         _require_listed(directory, names)
+        self._rename(known_names(names, self.config.get("model_type")))
         _refuse_odd_dtypes(self._all_tensors())
         self.num_bytes = sum(tensor.num_bytes for tensor in self._all_tensors())
         self.config["dtype"] = self._dtype_name()
@@ -82,6 +85,11 @@ class SafetensorsCheckpoint:
             for path, header in self._shards.items()
             for tensor in header.values()
         ]
+
+    def _rename(self, known: Mapping[str, str]) -> None:
+        for path, header in self._shards.items():
+            renamed = (replace(tensor, name=known[name]) for name, tensor in header.items())
+            self._shards[path] = {tensor.name: tensor for tensor in renamed}
 
     def _all_tensors(self) -> list[SafetensorsTensor]:
         return [tensor for header in self._shards.values() for tensor in header.values()]

@@ -37,6 +37,12 @@ class ConfigFields:
             raise self._broken(name, f"must be a positive whole number, not {value!r}")
         return value
 
+    def token_id(self, name: str, default: int) -> int:
+        value = self._present(name, default)
+        if type(value) is not int or not 0 <= value <= _MAX_INT:
+            raise self._broken(name, f"must be the id of a token, not {value!r}")
+        return value
+
     def positive_float(self, name: str, default: float | None = None) -> float:
         value = self._present(name, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:

@@ -7,26 +7,24 @@ parallelism: those live in layers and loaders.  Subclassed by the model files.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import ClassVar
 
 import torch
 
-from engine.api.errors import BrokenCheckpoint
 from engine.attention.backend import AttentionBackend, HeadNorms
 from engine.kernels.ops import Ops
 from engine.kernels.select import select_ops
 from engine.layers.linear import Linear
-from engine.layers.packed_linear import PackedLayer, PackedLinear
-from engine.layers.packed_weight import CodedRows, PackedWeight
+from engine.layers.packed_linear import PackedLinear
+from engine.layers.packed_weight import PackedWeight
 from engine.layers.placement import ParameterMemory, Placement
 from engine.layers.rms_norm import RmsNorm
 from engine.layers.rotary import RotaryEmbedding, Rotation
 from engine.layers.select import new_embedding, new_linear
 from engine.layers.weight_slot import WeightSlot, slots_under
-from engine.loading.mapped_file import MappedFile
 from engine.models.config import DecoderConfig
+from engine.models.loadable import LoadableModel
 
 
 class Attention(torch.nn.Module):
@@ -114,11 +112,10 @@ class DecoderLayer(torch.nn.Module):
         yield from slots_under("mlp", self.mlp)
 
 
-class DecoderModel(torch.nn.Module):
+class DecoderModel(LoadableModel):
     """A whole decoder with its output head.  Weights are uninitialised until loaded.
 
-    With `packed_ops` all matrices are packed, and these compute with them (`is_packed`).  `weight_maps` are the files
-    that loaded weights lie in, mapped.
+    With `packed_ops` all matrices are packed, and these compute with them (`is_packed`).
     """
 
     config_class: ClassVar[type[DecoderConfig]]
@@ -145,27 +142,7 @@ class DecoderModel(torch.nn.Module):
         self.lm_head: Linear | PackedLinear | None = None
         if not config.tie_word_embeddings:
             self.lm_head = new_linear(config.hidden_size, {"": config.vocab_size}, placement, bias=False)
-        self.weight_maps: list[MappedFile] = []
-        self._missing = dict(self.weight_slots())
-
-    @property
-    def weight_bytes(self) -> int:
-        """What parameters, buffers and packed matrices take, once loaded."""
-        plain = sum(tensor.nbytes for tensor in (*self.parameters(), *self.buffers()))
-        return plain + sum(layer.weight.nbytes for _, layer in self.packed_layers())
-
-    @property
-    def num_parameters(self) -> int:
-        """How many numbers the weights are."""
-        return sum(parameter.numel() for parameter in self.parameters()) + sum(
-            math.prod(layer.shape) for _, layer in self.packed_layers()
-        )
-
-    def packed_layers(self) -> Iterator[tuple[str, PackedLayer]]:
-        """Every layer with a packed matrix, by its name; none unless the model `is_packed`."""
-        for name, module in self.named_modules():
-            if isinstance(module, PackedLayer):
-                yield name, module
+        self.expect_weights()
 
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, attention: AttentionBackend) -> torch.Tensor:
         """Token ids and positions, integers [T] -> hidden states before the final norm [T, hidden_size].
@@ -198,29 +175,3 @@ class DecoderModel(torch.nn.Module):
     def ignores_weight(self, name: str) -> bool:
         """Tensors that some checkpoints carry although the model computes or shares them."""
         return name.endswith("rotary_emb.inv_freq") or (self.config.tie_word_embeddings and name == "lm_head.weight")
-
-    def load_weight(self, name: str, tensor: torch.Tensor | CodedRows) -> None:
-        """Take one checkpoint tensor over, as its slot needs it.
-
-        Raises `BrokenCheckpoint` when it has no place or the wrong shape.
-        """
-        slot = self._missing.get(name)
-        if slot is None:
-            if self.ignores_weight(name):
-                return
-            raise BrokenCheckpoint(f"The model has no place for the tensor {name!r}; pull the model again.")
-        if slot.shape != tuple(tensor.shape):
-            raise BrokenCheckpoint(
-                f"The tensor {name!r} has shape {tuple(tensor.shape)} but the model's config asks for {slot.shape}; "
-                "pull the model again."
-            )
-        slot.load(tensor)
-        del self._missing[name]
-
-    def mark_loaded(self) -> None:
-        """Note that all weights are in place, by another way than `load_weight`."""
-        self._missing.clear()
-
-    def missing_weights(self) -> list[str]:
-        """Names of tensors not loaded yet, in model order."""
-        return list(self._missing)

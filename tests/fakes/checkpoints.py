@@ -15,7 +15,7 @@ import gguf
 import numpy as np
 import torch
 import transformers
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 VOCAB_SIZE = 320
@@ -39,7 +39,23 @@ _SIZES: dict[str, Any] = {
     "eos_token_id": None,
     "pad_token_id": None,
 }
-_FAMILY_SIZES: dict[str, dict[str, Any]] = {"llama": {}, "qwen2": {}, "qwen3": {"head_dim": 32}}
+_ENCODER_SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 128,
+    "num_labels": 1,
+}
+_FAMILY_SIZES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "qwen2": {},
+    "qwen3": {"head_dim": 32},
+    "bert": {},
+    "roberta": {"max_position_embeddings": 130, "type_vocab_size": 1, "pad_token_id": 1},
+    "xlm-roberta": {"max_position_embeddings": 130, "type_vocab_size": 1, "pad_token_id": 1},
+}
 _CORPUS = (
     "the quick brown fox jumps over the lazy dog and then the dog thinks about the answer in the end, "
     "while every question waits for something better to come along "
@@ -66,13 +82,30 @@ def write_hf_checkpoint(
     model.to(dtype).save_pretrained(directory, max_shard_size=max_shard_size)
 
 
+def write_encoder_checkpoint(
+    directory: Path, family: str = "bert", *, role: str = "", seed: int = 0, prefix: str | None = None, **config: Any
+) -> None:
+    """Save a random `family` ("bert", "roberta", "xlm-roberta") model; `role` "" is the bare encoder.
+
+    Other roles are "ForSequenceClassification" and "ForMaskedLM".  A `prefix` goes before each tensor's name.
+    """
+    family_config = transformers.AutoConfig.for_model(family, **{**_ENCODER_SIZES, **_FAMILY_SIZES[family], **config})
+    name = {"bert": "Bert", "roberta": "Roberta", "xlm-roberta": "XLMRoberta"}[family]
+    model = getattr(transformers, f"{name}{role or 'Model'}")(family_config)
+    _randomise(model, seed)
+    model.save_pretrained(directory)
+    if prefix is not None:
+        tensors = load_file(directory / "model.safetensors")
+        save_file({prefix + key: value for key, value in tensors.items()}, directory / "model.safetensors")
+
+
 def _randomise(model: torch.nn.Module, seed: int) -> None:
     """Weights that keep activations near one and logits well apart, unlike the usual tiny initialisation."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)
-            if "norm" in name:
+            if "norm" in name.lower() and name.endswith("weight"):
                 parameter.copy_(1.0 + 0.1 * noise)
             elif parameter.ndim == 1 or "embed" in name:
                 parameter.copy_(0.3 * noise)
