@@ -59,6 +59,7 @@ class EventLog:
         self._events: deque[Event] = deque(maxlen=max_events)
         self._num_recorded = 0
         self._recorded = asyncio.Event()
+        self._is_closed = False
 
     def record(self, kind: EventKind, model: str, why: str, *, device: str = "", size_bytes: int = 0) -> None:
         """Keep an event, and log it: failures as errors, refusals as warnings."""
@@ -83,11 +84,18 @@ class EventLog:
         return tuple(event for event in self._events if event.number > number)
 
     async def follow(self, after: int = 0) -> AsyncGenerator[Event, None]:
-        """The events behind event `after`, and then each as it happens, until the caller leaves."""
+        """The events behind event `after`, then each as it happens, until the caller leaves or the log is closed."""
         while True:
             recorded = self._recorded
             for event in self.after(after):
                 after = event.number
                 yield event
             if recorded is self._recorded:
+                if self._is_closed:
+                    return
                 await recorded.wait()
+
+    def close(self) -> None:
+        """End every `follow` behind its last event: the daemon ends."""
+        self._is_closed = True
+        self._recorded.set()

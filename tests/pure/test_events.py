@@ -58,3 +58,17 @@ def test_each_event_is_a_line_of_the_log(kind: str, level: str, caplog: pytest.L
     assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
         (level, f"{kind} m: This is why.")
     ]
+
+
+async def test_followers_end_with_the_log() -> None:
+    log = EventLog()
+
+    async def follow() -> list[str]:
+        return [event.kind async for event in log.follow()]
+
+    following = asyncio.create_task(follow())
+    await asyncio.sleep(0)
+    log.record("unload", "m", "The daemon ends.")
+    log.close()
+    assert await following == ["unload"]
+    assert [event.kind async for event in log.follow()] == ["unload"]
