@@ -46,13 +46,15 @@ def test_equals_plain_attention(num_tokens: int) -> None:
 
     keys, values = random(CONTEXT_LEN, NUM_KV_HEADS, HEAD_DIM), random(CONTEXT_LEN, NUM_KV_HEADS, HEAD_DIM)
     query = random(num_tokens, NUM_HEADS, HEAD_DIM)
+    assert backend._cache is not None
+    (cached_keys,), (cached_values,) = backend._cache.keys, backend._cache.values
     # What earlier steps stored: everything but the step's own tokens.
-    for stored, lines in ((backend._keys, keys), (backend._values, values)):
+    for stored, lines in ((cached_keys, keys), (cached_values, values)):
         blocks = lines.view(num_context_blocks, BLOCK_SIZE, NUM_KV_HEADS, HEAD_DIM).transpose(1, 2)
-        stored[0, block_ids.long()] = blocks
+        stored[block_ids.long()] = blocks
     new = slice(CONTEXT_LEN - num_tokens, CONTEXT_LEN)
-    for stored in (backend._keys, backend._values):
-        stored[0, slots[new] // BLOCK_SIZE, :, slots[new] % BLOCK_SIZE] = 0.0
+    for stored in (cached_keys, cached_values):
+        stored[slots[new] // BLOCK_SIZE, :, slots[new] % BLOCK_SIZE] = 0.0
 
     backend.begin_step(
         AttentionMetadata(
