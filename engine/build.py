@@ -52,7 +52,10 @@ OnProgress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class EngineParts:
-    """A built engine.  `pipeline_depth` is how many steps may be in flight before the oldest is committed."""
+    """A built engine.  `pipeline_depth` is how many steps may be in flight before the oldest is committed.
+
+    `measure_asleep` says what the engine holds of its device while it sleeps, in bytes.
+    """
 
     scheduler: Scheduler
     runner: ModelRunner
@@ -60,6 +63,7 @@ class EngineParts:
     weights: WeightMemory
     facts: WorkerFacts
     pipeline_depth: int
+    measure_asleep: Callable[[], int]
 
 
 def build_engine(config: EngineConfig, on_progress: OnProgress) -> EngineParts:
@@ -105,6 +109,7 @@ def build_engine(config: EngineConfig, on_progress: OnProgress) -> EngineParts:
         weights=weights,
         facts=facts,
         pipeline_depth=2 if device.type == "cuda" else 1,
+        measure_asleep=sizer.held_bytes if device.type == "cuda" else lambda: facts.fixed_bytes - facts.weight_bytes,
     )
 
 

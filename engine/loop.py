@@ -47,6 +47,7 @@ class EngineLoop:
         self._runner = parts.runner
         self._attention = parts.attention
         self._weights = parts.weights
+        self._measure_asleep = parts.measure_asleep
         self._pipeline_depth = parts.pipeline_depth
         self._undelivered: list[StepOutput] = []
         self._is_asleep = False
@@ -94,7 +95,7 @@ class EngineLoop:
         return WorkerMemory(
             num_kv_blocks=0 if self._is_asleep else self._scheduler.block_pool.num_blocks,
             max_model_len=self._scheduler.max_model_len,
-            fixed_bytes=facts.fixed_bytes - (facts.weight_bytes if self._is_asleep else 0),
+            fixed_bytes=self._measure_asleep() if self._is_asleep else facts.fixed_bytes,
             host_bytes=self._host_bytes,
             is_asleep=self._is_asleep,
         )

@@ -153,6 +153,10 @@ class Sizer:
             share = min(1.0, allowed_bytes / devices.total_memory_bytes(self._device))
             torch.cuda.set_per_process_memory_fraction(share, self._device)
 
+    def held_bytes(self) -> int:
+        """What this process holds of a GPU now."""
+        return devices.held_memory_bytes(self._device, self.outside_bytes, self._mapped_bytes)
+
     @property
     def _mapped_bytes(self) -> int:
         return self._weight_memory.mapped_bytes + self._attention.mapped_bytes

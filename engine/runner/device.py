@@ -127,11 +127,9 @@ def held_memory_bytes(device: torch.device, outside_bytes: int, mapped_bytes: in
 
     `outside_bytes` is from `measure_outside_bytes`, `mapped_bytes` as there.
     """
-    booked_bytes = _process_memory_bytes(device)
     known_bytes = torch.cuda.memory_reserved(device) + mapped_bytes
-    if booked_bytes is not None and booked_bytes > known_bytes:
-        return booked_bytes
-    return known_bytes + outside_bytes
+    booked_bytes = _process_memory_bytes(device)
+    return known_bytes + choose_outside_bytes(known_bytes, booked_bytes, known_bytes + outside_bytes)
 
 
 def workspace_peak_bytes(device: torch.device, run_largest_step: Callable[[], None]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,13 @@ import torch
 
 LEFT_OUT = [] if torch.cuda.is_available() else sorted(path.name for path in Path(__file__).parent.glob("test_*.py"))
 collect_ignore_glob = LEFT_OUT
+
+
+@pytest.fixture
+def alone_on_the_gpu() -> None:
+    """For tests that compare the GPU's free memory, or fill it."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        pytest.skip("other test processes use the GPU at the same time; run this without -n")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

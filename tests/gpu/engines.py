@@ -97,5 +97,6 @@ def capture_graphs(engine: EngineLoop) -> None:
 
 
 def free_bytes() -> int:
+    """Free memory of the GPU; tests that compare it, or fill the GPU, use the fixture `alone_on_the_gpu`."""
     torch.cuda.synchronize()
     return torch.cuda.mem_get_info()[0]

@@ -40,6 +40,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.gpu
+@pytest.mark.usefixtures("alone_on_the_gpu")
 def test_memory_comes_and_goes_beneath_one_address() -> None:
     driver = cuda_driver_for(GPU)
     assert driver is not None
@@ -90,6 +91,7 @@ def test_a_graph_finds_the_memory_that_came_again() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.usefixtures("alone_on_the_gpu")
 def test_a_cache_is_zero_where_it_is_new_and_keeps_what_stays() -> None:
     driver = cuda_driver_for(GPU)
     assert driver is not None

@@ -57,6 +57,7 @@ def test_tokens_and_graphs_are_the_same_after_every_sleep(tmp_path: Path) -> Non
 
 
 @pytest.mark.gpu
+@pytest.mark.usefixtures("alone_on_the_gpu")
 def test_a_sleeper_gives_its_memory_back_and_takes_it_again(large: LLM) -> None:
     engine = large.engine
     expected = run(engine, prompts(3, max_tokens=20, longest=60))
@@ -80,6 +81,7 @@ def test_a_sleeper_gives_its_memory_back_and_takes_it_again(large: LLM) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.usefixtures("alone_on_the_gpu")
 def test_what_cannot_wake_sleeps_on(large: LLM) -> None:
     engine = large.engine
     expected = run(engine, prompts(3, max_tokens=20, longest=60))
