@@ -65,7 +65,7 @@ class Ledger:
     def resize(self, name: str, device: DeviceShare, held_bytes: int) -> None:
         """Change what a model that is awake holds; one that shrinks may stay beyond what is usable by now."""
         entry = self._entry(name, device)
-        if held_bytes > entry.held_bytes:
+        if held_bytes < 0 or held_bytes > entry.held_bytes:
             self._require(name, device, held_bytes - entry.held_bytes)
         self._entries[name] = replace(entry, held_bytes=held_bytes, host_bytes=0)
 
@@ -77,8 +77,10 @@ class Ledger:
     def sleep(self, name: str, held_bytes: int, host_bytes: int) -> None:
         """The model's weights have moved to host memory; waking is `resize`."""
         entry = self._entry(name)
-        if held_bytes > entry.held_bytes:
-            raise Overdrawn(f"{name} would hold more asleep than awake.")
+        if not 0 <= held_bytes <= entry.held_bytes or host_bytes < 0:
+            raise Overdrawn(
+                f"{name} would hold {memory_text(held_bytes)} asleep and {memory_text(entry.held_bytes)} awake."
+            )
         self._entries[name] = replace(entry, held_bytes=held_bytes, host_bytes=host_bytes)
 
     def release(self, name: str) -> None:

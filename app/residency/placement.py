@@ -244,7 +244,7 @@ class _Search:
         available = max(0, free + freed)
         return NoRoom(
             f"{self.name} needs {memory_text(least)} of {device.name}{self._because_of_share()} and "
-            f"{memory_text(available)} can be made free{_who_stays(staying, device)}; "
+            f"{memory_text(available)} can be made free{self._who_stays(staying)}; "
             f"{self._what_to_do(staying, available, could_wait)}.",
             least_share=device.share_of(self.need.least_bytes),
             could_wait=could_wait,
@@ -262,33 +262,33 @@ class _Search:
     def _because_of_share(self) -> str:
         return f" (its share of {self.share:g})" if self.share is not None else ""
 
+    def _who_stays(self, staying: Sequence[Tenant]) -> str:
+        """`, since a keeps 12.0 GiB (pinned) and other programs use 2.0 GiB`."""
+        kept = {one.name: one.reserved_bytes(self.device) - one.kv_bytes + self._kept_kv(one, 0) for one in staying}
+        keeps = [
+            f"{one.name} keeps {memory_text(kept[one.name])} ({_why_it_stays(one)})"
+            for one in sorted(staying, key=lambda one: -kept[one.name])
+        ]
+        if self.device.others_bytes:
+            keeps.append(f"other programs use {memory_text(self.device.others_bytes)}")
+        return f", since {list_text(keeps)}" if keeps else ""
+
     def _what_to_do(self, staying: Sequence[Tenant], available: int, could_wait: bool) -> str:
         if could_wait:
             return "wait until one of them is idle"
         if self.share is not None and available >= self.need.least_bytes:
-            return f"a share of {available * 100 // self.device.total_bytes / 100:g} is what there is room for"
+            return f"there is room for a share of {self.device.share_within(available):g}"
         if staying:
-            return "stop or unpin one of them, or choose a smaller model"
+            return (
+                "stop or unpin one of them, or choose a smaller model" if self.may_evict else "stop one of them first"
+            )
         return "stop other programs that use the device, or choose a smaller model"
-
-
-def _who_stays(staying: Sequence[Tenant], device: DeviceShare) -> str:
-    """`: a keeps 12.0 GiB (pinned), others ...`, for the sentence of a refusal."""
-    keeps = [
-        f"{tenant.name} keeps {memory_text(tenant.reserved_bytes(device))} ({_why_it_stays(tenant)})"
-        for tenant in sorted(staying, key=lambda tenant: -tenant.reserved_bytes(device))
-    ]
-    if device.others_bytes:
-        keeps.append(f"other programs use {memory_text(device.others_bytes)}")
-    return f", since {list_text(keeps)}" if keeps else ""
 
 
 def _why_it_stays(tenant: Tenant) -> str:
     if tenant.state == "loading":
         return "loading"
-    return (
-        "pinned" if tenant.is_pinned else "busy" if tenant.is_busy else f"idle, with a share of {tenant.share or 0:g}"
-    )
+    return "pinned" if tenant.is_pinned else "busy" if tenant.is_busy else tenant.state
 
 
 def _shrinks(kept: Sequence[tuple[Tenant, int]], missing_bytes: int) -> list[Shrink]:

@@ -14,6 +14,8 @@ from app.residency.tenants import DeviceShare, Tenant
 
 _FULL = 0.9
 """A cache of which so much is in use is short of room."""
+_HALF = 0.5
+"""Or so much, where requests wait: a long prompt needs many blocks at once."""
 _ROOMY = 0.7
 """A busy model gives only what leaves it less full than this."""
 _GROWTH = 0.5
@@ -37,10 +39,21 @@ def resplit(tenants: Iterable[Tenant], device: DeviceShare) -> tuple[tuple[str, 
 
 
 def is_short(tenant: Tenant) -> bool:
-    """Whether a model has requests that wait for KV cache, or soon will have."""
-    if tenant.state != "awake" or not tenant.is_busy or tenant.kv_bytes >= tenant.most_kv_bytes:
+    """Whether more KV cache would serve a model's requests sooner."""
+    return tenant.state == "awake" and _is_full(tenant) and tenant.kv_bytes < tenant.most_kv_bytes
+
+
+def _is_full(tenant: Tenant) -> bool:
+    """Whether requests wait for KV cache, or soon will.
+
+    Requests that wait beside an empty cache wait for something else: a place among the sequences of a step.
+    """
+    if not tenant.is_busy:
         return False
-    return tenant.num_waiting > 0 or tenant.kv_used_bytes >= _FULL * tenant.kv_bytes
+    used, has = tenant.kv_used_bytes, tenant.kv_bytes
+    return used >= _FULL * has or (
+        tenant.num_waiting > 0 and (used >= _HALF * has or has - used < tenant.least_kv_bytes)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,31 +88,31 @@ class _Split:
     def serve_the_short(self) -> None:
         short = [tenant for tenant in self._awake if is_short(tenant)]
         for tenant in sorted(short, key=self._urgency):
-            self._serve(tenant)
+            if self._kv[tenant.name] == tenant.kv_bytes:  # not one that has just given back what it borrowed
+                self._serve(tenant)
         if not short:
             for tenant in sorted(self._awake, key=lambda one: (not one.is_busy, -one.last_used_at)):
-                self._grow(tenant, min(self._comfortable(tenant), tenant.kv_bytes + self.free))
+                self._grow(tenant, self._comfortable(tenant) - tenant.kv_bytes)
 
     def _serve(self, tenant: Tenant) -> None:
         """Let a model grow one step: by what is free, by what others do not use, by what they have of its share."""
-        entitled = self._entitled_kv(tenant)
-        step = max(int(tenant.kv_bytes * _GROWTH), tenant.least_kv_bytes, entitled - tenant.kv_bytes)
-        wanted = min(tenant.most_kv_bytes, tenant.kv_bytes + step) - tenant.kv_bytes
+        has, entitled = tenant.kv_bytes, self._entitled_kv(tenant)
+        step = max(int(has * _GROWTH), tenant.least_kv_bytes, entitled - has)
+        wanted = min(tenant.most_kv_bytes - has, step)
         before = self._kv.copy(), self.free
         self._take(self._unused(tenant), wanted - self.free)
-        if self.free < wanted and tenant.kv_bytes < entitled:
-            self._take(self._beyond_entitlement(tenant), min(wanted, entitled - tenant.kv_bytes) - self.free)
-        if not self._grow(tenant, tenant.kv_bytes + min(wanted, self.free)):
+        self._take(self._beyond_entitlement(tenant), min(wanted, entitled - has) - self.free)
+        if not self._grow(tenant, wanted):
             self._kv, self.free = before
 
     def _unused(self, taker: Tenant) -> list[_Donor]:
         """What idle models have beyond their least, then what busy ones have in plenty and beyond their share."""
-        others = [one for one in self._awake if one.name != taker.name and not is_short(one)]
+        others = [one for one in self._awake if one.name != taker.name and not _is_full(one)]
         idle = [_Donor(one, one.needed_kv_bytes) for one in others if not one.is_busy]
         busy = [
             _Donor(one, max(one.needed_kv_bytes, int(one.kv_used_bytes / _ROOMY), self._entitled_kv(one)))
             for one in others
-            if one.is_busy
+            if one.is_busy and one.num_waiting == 0
         ]
         return [*sorted(idle, key=lambda donor: donor.tenant.last_used_at), *sorted(busy, key=self._spare)]
 
@@ -122,9 +135,9 @@ class _Split:
                 self.free += given
                 missing -= given
 
-    def _grow(self, tenant: Tenant, kv_bytes: int) -> bool:
-        """Whether the step was large enough to be worth it."""
-        more = kv_bytes - self._kv[tenant.name]
+    def _grow(self, tenant: Tenant, wanted: int) -> bool:
+        """Add what is wanted, as far as it is free; whether that was enough to be worth a resize."""
+        more = min(wanted, self.free)
         is_worth_it = more > 0 and more >= int(tenant.kv_bytes * _LEAST_STEP)
         if is_worth_it:
             self._kv[tenant.name] += more

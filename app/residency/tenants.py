@@ -47,6 +47,11 @@ class DeviceShare:
             hundredths += 1
         return hundredths / 100
 
+    def share_within(self, size_bytes: int) -> float:
+        """The largest share, in hundredths, that is no more than so many bytes."""
+        enough = self.share_of(size_bytes)
+        return enough if self.share_bytes(enough) <= size_bytes else max(0, round(100 * enough) - 1) / 100
+
 
 @dataclass(frozen=True, slots=True)
 class Need:
