@@ -112,6 +112,7 @@ class EngineLoop:
             return self.memory()
         moves = scheduler.resize(num_blocks)
         attention.move_blocks([source for source, _ in moves], [target for _, target in moves])
+        self._runner.forget_blocks(scheduler.block_pool.num_blocks)
         # Blocks that keep their memory are as good as any.
         scheduler.resize(attention.resize(scheduler.block_pool.num_blocks))
         return self.memory()
@@ -140,6 +141,7 @@ class EngineLoop:
             self._host_bytes = self._weights.sleep()
             raise
         self._is_asleep, self._host_bytes = False, 0
+        self._runner.forget_blocks(num_blocks)
         self._scheduler.resize(num_blocks)
         return self.memory()
 

@@ -93,8 +93,8 @@ class MappedCache:
         num_blocks = min(num_blocks, self.max_blocks)
         if num_blocks > self._num_blocks:
             # What is asked for may have gone to another program meanwhile: what is left is better than nothing.
-            free_blocks = (self._driver.free_bytes() - SPARE_BYTES) // (len(self._regions) * self._block_bytes)
-            reachable = self._num_blocks_in(self._region_mapped_bytes) + max(0, free_blocks)
+            free_granules = max(0, self._driver.free_bytes() - SPARE_BYTES) // self.rounding_bytes
+            reachable = self._num_blocks_in(self._region_mapped_bytes + free_granules * self._granule_bytes)
             if reachable <= self._num_blocks:
                 raise InsufficientMemory(
                     "The device has no free memory for a larger KV cache; stop other programs that use it, or give "

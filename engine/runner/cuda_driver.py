@@ -90,9 +90,9 @@ class CudaDriverError(EngineError):
 class CudaDriver:
     """`MemoryDriver` of one GPU; any thread may use it.  Build it with `cuda_driver_for`."""
 
-    def __init__(self, calls: dict[str, Callable[..., int]], device: torch.device, number: int) -> None:
+    def __init__(self, calls: dict[str, Callable[..., int]], number: int) -> None:
         self._calls = calls
-        self._device = device
+        self._device = torch.device("cuda", number)
         self._allocation = _Allocation(kind=_PINNED_MEMORY, location=_Location(_ON_DEVICE, number))
         self._access = _Access(self._allocation.location, _READ_AND_WRITE)
         # The context that torch works in; kept, as torch keeps it, until the process ends.
@@ -195,7 +195,7 @@ def cuda_driver_for(device: torch.device) -> CudaDriver | None:
             or calls["cuDeviceGetAttribute"](byref(maps_memory), _MAPS_MEMORY_ATTRIBUTE, number)
         )
         if not failed and maps_memory.value:
-            return CudaDriver(calls, device, number.value)
+            return CudaDriver(calls, number.value)
         if failed:
             reason = _describe(calls, failed)
     log.warning("The NVIDIA driver does not map memory under fixed addresses (%s): sizes stay as they are", reason)

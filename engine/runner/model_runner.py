@@ -106,6 +106,11 @@ class ModelRunner:
             return PendingStep(torch.empty(0, dtype=torch.int64, device=self._rows.device))
         return self._sample(sampling, computed)
 
+    @torch.inference_mode()
+    def forget_blocks(self, num_blocks: int) -> None:
+        """Note that the KV cache is about to end at `num_blocks`; see `RowTable.forget_blocks`."""
+        self._rows.forget_blocks(num_blocks)
+
     def _compute(self, batch: ScheduledBatch) -> torch.Tensor | None:
         """Kernel by kernel: logits [N, V] of the N sequences that sample, or None when none does."""
         model_input = build_model_input(batch, self._rows)

@@ -57,6 +57,13 @@ class RowTable:
             token_ids = token_ids[upload(np.array(fitting), self.device)]
         self.token_ids.view(-1).index_copy_(0, upload(places, self.device), token_ids.int())
 
+    def forget_blocks(self, num_blocks: int) -> None:
+        """Let no row name a block from `num_blocks` on: what sequences that left have put there may be read as padding.
+
+        Rows of sequences that go on are rewritten by the next batch, where their blocks have moved.
+        """
+        self.block_tables.clamp_(max=num_blocks - 1)
+
     def start_of(self, row: int) -> RowStart:
         """What the scheduler said when the sequence now in `row` took it."""
         start = self._starts[row]

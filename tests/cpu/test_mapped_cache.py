@@ -13,6 +13,8 @@ from engine.api.errors import InsufficientMemory
 from engine.attention import mapped_cache
 from engine.attention.backend import CacheSpec
 from engine.attention.mapped_cache import MappedCache, PlainCache, move_blocks
+from engine.core.batch import BlockUpdate, ScheduledBatch
+from engine.runner.rows import RowTable
 from tests.fakes.memory_driver import FakeDriver
 
 SPEC = CacheSpec(num_layers=2, num_kv_heads=2, head_dim=4, block_size=2, dtype=torch.bfloat16)
@@ -104,6 +106,14 @@ def test_blocks_move_in_all_layers(monkeypatch: pytest.MonkeyPatch, moved_at_onc
     move_blocks(cache, [], [])
     for block, source in {2: 19, 0: 15, 7: 17, 1: 1, 19: 19}.items():
         assert_marked(cache, block, 5 * source)
+
+
+def test_rows_name_no_block_that_is_gone():
+    rows = RowTable(max_num_seqs=2, max_model_len=6, block_size=2, device=torch.device("cpu"))
+    updates = (BlockUpdate(0, 0, (9, 3, 5)), BlockUpdate(1, 1, (8,)))
+    rows.apply(ScheduledBatch(step=0, sequences=(), num_decodes=0, row_starts=(), block_updates=updates))
+    rows.forget_blocks(5)
+    assert rows.block_tables.tolist() == [[4, 3, 4], [0, 4, 0]]
 
 
 def test_a_plain_cache_keeps_its_size():
