@@ -264,7 +264,8 @@ class Scheduler:
             num_beyond_boundary = (sequence.num_computed_tokens + limit) % self.config.block_size
             num_tokens = limit - num_beyond_boundary if num_beyond_boundary < limit else limit
         builder.compute(sequence, num_tokens)
-        self._prefix_cache.offer(sequence)
+        if num_tokens > 1:  # what a decode stores cannot be read in the same step; its commit offers it
+            self._prefix_cache.offer(sequence)
         return num_tokens, is_whole
 
     def _admit(self, builder: BatchBuilder) -> list[Sequence]:

@@ -74,6 +74,18 @@ class PagedDevice:
         self.num_tokens_computed += batch.num_tokens
         return SampledTokens(token_ids, (None,) * len(token_ids))
 
+    def resize(self, num_blocks: int, moves: Sequence[tuple[int, int]]) -> None:
+        """Move the contents of blocks, then have `num_blocks`; whatever is read beyond them is an error."""
+        block_size = self._config.block_size
+        sources, targets = {source for source, _ in moves}, {target for _, target in moves}
+        assert len(sources) == len(targets) == len(moves), "a block moves twice"
+        assert not sources & targets, "what a block contains moves on before it is read"
+        for source, target in moves:
+            moved = self._slots[source * block_size :][:block_size]
+            self._slots[target * block_size : (target + 1) * block_size] = moved
+        num_new = max(0, num_blocks * block_size - len(self._slots))
+        self._slots = self._slots[: num_blocks * block_size] + [None] * num_new
+
     def _check_limits(self, batch: ScheduledBatch) -> None:
         config = self._config
         assert 0 < batch.num_tokens <= config.max_num_batched_tokens

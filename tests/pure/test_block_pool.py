@@ -115,6 +115,49 @@ def test_integrity_check_notices_a_lost_block() -> None:
         pool.check_integrity()
 
 
+def test_growth_adds_blocks_behind_unused_ones_and_before_cached_ones() -> None:
+    pool = BlockPool(3, 16)
+    (cached,) = hashed(pool, b"a")
+    pool.free([cached])
+    assert pool.resize(5) == []
+    assert list(pool.free_blocks()) == [1, 2, 3, 4, cached]
+    pool.check_integrity()
+
+
+def test_shrinking_moves_what_is_in_use_and_evicts_the_oldest_first() -> None:
+    pool = BlockPool(6, 16)
+    older, newer, in_use = (hashed(pool, name)[0] for name in (b"older", b"newer", b"in use"))
+    others = pool.allocate(3)
+    pool.free([older])
+    pool.free([newer])
+    pool.free(others[:2])
+    assert (in_use, others) == (2, [3, 4, 5])
+    assert pool.resize(3) == [(5, 0)]
+    assert (pool.find(b"older"), pool.find(b"newer"), pool.find(b"in use")) == (None, newer, in_use)
+    assert [pool.ref_count(block_id) for block_id in range(3)] == [1, 0, 1]
+    pool.check_integrity()
+
+
+def test_cached_blocks_beyond_the_new_end_move_rather_than_be_forgotten() -> None:
+    pool = BlockPool(4, 16)
+    unused = pool.allocate(3)
+    (cached,) = hashed(pool, b"a")
+    pool.free([cached])
+    pool.free(unused)
+    assert pool.resize(1) == [(cached, 0)]
+    assert pool.find(b"a") == 0
+    assert list(pool.free_blocks()) == [0]
+
+
+def test_blocks_in_use_are_never_lost() -> None:
+    pool = BlockPool(4, 16)
+    pool.allocate(3)
+    with pytest.raises(AssertionError, match="3 blocks in use exceed 2"):
+        pool.resize(2)
+    assert pool.resize(3) == []
+    assert pool.num_free == 0
+
+
 class BlockPoolMachine(RuleBasedStateMachine):
     """Random holders of blocks against a plain model: reference counts as lists, the free list as a list."""
 
@@ -167,6 +210,27 @@ class BlockPoolMachine(RuleBasedStateMachine):
                 place = len(self.free_order) if block_id in self.names else 0
                 self.free_order.insert(place, block_id)
 
+    @rule(wanted=st.integers(1, 16))
+    def resize(self, wanted: int) -> None:
+        """Free blocks are lost from the front of the order; all others keep name, users and place in it."""
+        num_before = self.pool.num_blocks
+        num_blocks = max(num_before - len(self.free_order), wanted)
+        num_lost = max(0, num_before - num_blocks)
+        lost, kept = self.free_order[:num_lost], self.free_order[num_lost:]
+        moves = dict(self.pool.resize(num_blocks))
+        assert all(source >= num_blocks > target and target in lost for source, target in moves.items())
+        assert len(set(moves.values())) == len(moves)
+
+        self.holders = [[moves.get(block_id, block_id) for block_id in holder] for holder in self.holders]
+        self.names = {moves.get(block_id, block_id): self.names[block_id] for block_id in self.names.keys() - set(lost)}
+        free_now = list(self.pool.free_blocks())
+        cached = [moves.get(block_id, block_id) for block_id in kept]
+        assert [block_id for block_id in free_now if block_id in self.names] == [
+            block_id for block_id in cached if block_id in self.names
+        ]
+        assert len(free_now) == len(self.free_order) + num_blocks - num_before
+        self.free_order = free_now
+
     @invariant()
     def agrees_with_the_model(self) -> None:
         if not hasattr(self, "pool"):
@@ -177,6 +241,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
         for block_id in range(self.pool.num_blocks):
             assert self.pool.ref_count(block_id) == held.count(block_id)
         assert self.pool.num_cached == len(self.names)
+        assert all(self.pool.find(name) == block_id for block_id, name in self.names.items())
 
 
 TestBlockPoolMachine = BlockPoolMachine.TestCase

@@ -1,25 +1,19 @@
-"""Any mix of arrivals, steps, aborts and failures, at pipeline depths 1 to 3, on pools that are too small.
+"""Any mix of arrivals, steps, aborts, failures and resizes, at pipeline depths 1 to 3, on pools that are too small.
 
-The device is a fake that checks every read of the KV cache.  After each move the pool must agree with
-the block tables; in the end every sequence has ended exactly once with the tokens it has alone, within
-a bounded number of steps, and the pool is whole.
+`tests.fakes.driven_scheduler` says what must hold after each move, and in the end.
 """
 
 from __future__ import annotations
 
-from collections import Counter, deque
+import random
 
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from engine.api.output import StepOutput
-from engine.api.request import Prompt
-from engine.api.sampling import SamplingParams
-from engine.core.batch import SampledTokens, ScheduledBatch
-from engine.core.scheduler import Scheduler
 from engine.core.scheduler_config import SchedulerConfig
-from tests.fakes.paged_device import VOCAB_SIZE, PagedDevice, generate_alone
+from tests.fakes.driven_scheduler import DrivenScheduler
+from tests.fakes.paged_device import VOCAB_SIZE
 
 SHARED_PREFIX = tuple(token_id % VOCAB_SIZE for token_id in range(3, 60, 5))
 
@@ -34,25 +28,16 @@ def configs(draw: st.DrawFn) -> SchedulerConfig:
         max_num_batched_tokens=draw(st.integers(1, 24)) + (0 if is_chunked else max_model_len),
         max_model_len=max_model_len,
         block_size=block_size,
-        num_blocks=-(-max_model_len // block_size) + draw(st.integers(0, 12)),
+        num_blocks=draw(st.integers(2, -(-max_model_len // block_size) + 12)),
         enable_prefix_caching=draw(st.booleans()),
         enable_chunked_prefill=is_chunked,
     )
 
 
 class SchedulerMachine(RuleBasedStateMachine):
-    """Drives a scheduler as `engine.loop` does."""
-
     @initialize(config=configs(), depth=st.integers(1, 3))
     def create(self, config: SchedulerConfig, depth: int) -> None:
-        self.depth = depth
-        self.scheduler = Scheduler(config)
-        self.prompts: dict[int, Prompt] = {}
-        self.device = PagedDevice(config, self.prompts)
-        self.in_flight: deque[tuple[ScheduledBatch, SampledTokens]] = deque()
-        self.outputs: dict[int, list[int]] = {}
-        self.finish_reasons: dict[int, str] = {}
-        self.num_steps = 0
+        self.driven = DrivenScheduler(config, depth)
 
     @rule(
         num_shared=st.integers(0, len(SHARED_PREFIX)),
@@ -73,135 +58,83 @@ class SchedulerMachine(RuleBasedStateMachine):
         salt: str,
         num_samples: int,
     ) -> None:
-        token_ids = (*SHARED_PREFIX[:num_shared], *own)[: self.scheduler.config.max_model_len - 1] or (0,)
-        sampling = SamplingParams(min_tokens=min(min_tokens, max_tokens))
+        token_ids = (*SHARED_PREFIX[:num_shared], *own)
         for _ in range(num_samples):
-            prompt = Prompt(len(self.prompts), token_ids, max_tokens, sampling, stop_token_ids, salt)
-            self.prompts[prompt.sequence_id] = prompt
-            self.outputs[prompt.sequence_id] = []
-            self.scheduler.add(prompt)
+            self.driven.add(token_ids, max_tokens, min_tokens=min_tokens, stop_token_ids=stop_token_ids, salt=salt)
 
-    @precondition(lambda self: self.prompts)
+    @precondition(lambda self: self.driven.prompts)
     @rule(data=st.data())
     def abort(self, data: st.DataObject) -> None:
-        sequence_id = data.draw(st.integers(0, len(self.prompts) - 1))
-        output = self.scheduler.abort(sequence_id)
-        assert (output is None) == (sequence_id in self.finish_reasons)
-        if output is not None:
-            assert output.finish_reason == "abort"
-            self._take(output)
+        self.driven.abort(data.draw(st.integers(0, len(self.driven.prompts) - 1)))
 
     @rule(count=st.integers(1, 6))
     def step(self, count: int) -> None:
         for _ in range(count):
-            self._step()
+            self.driven.step()
 
     @rule()
     def commit_early(self) -> None:
-        if self.in_flight:
-            self._commit()
+        self.driven.commit_early()
 
     @rule(finishes_in_flight=st.booleans())
     def fail_a_step(self, finishes_in_flight: bool) -> None:
-        """A batch is scheduled but never runs; steps before it may or may not be committed afterwards."""
-        self.scheduler.schedule()
-        for output in self.scheduler.abort_all("the device is on fire"):
-            assert (output.finish_reason, output.error_message) == ("error", "the device is on fire")
-            self._take(output)
-        while self.in_flight and finishes_in_flight:
-            self._commit()
-        self.in_flight.clear()
-        assert not self.scheduler.has_work
-        assert self.scheduler.block_pool.num_cached == 0
+        self.driven.fail_a_step(finishes_in_flight=finishes_in_flight)
+
+    @rule(num_blocks=st.integers(0, 60))
+    def resize(self, num_blocks: int) -> None:
+        self.driven.resize(num_blocks)
 
     @invariant()
-    def pool_agrees_with_the_block_tables(self) -> None:
-        if not hasattr(self, "scheduler"):
-            return
-        scheduler = self.scheduler
-        pool = scheduler.block_pool
-        pool.check_integrity()
-        holders = Counter(block_id for sequence in scheduler._running for block_id in sequence.block_table)
-        assert all(pool.ref_count(block_id) == holders[block_id] for block_id in range(pool.num_blocks))
-        if not scheduler.config.enable_prefix_caching:
-            assert all(count == 1 for count in holders.values())
-        for sequence in scheduler._running:
-            assert len(set(sequence.block_table)) == len(sequence.block_table)
-            # What is not computed yet is the sequence's own.
-            num_computed_blocks = sequence.num_computed_tokens // pool.block_size
-            assert all(holders[block_id] == 1 for block_id in sequence.block_table[num_computed_blocks + 1 :])
-
-    @invariant()
-    def rows_and_queues_are_consistent(self) -> None:
-        if not hasattr(self, "scheduler"):
-            return
-        scheduler = self.scheduler
-        rows = [sequence.row for sequence in scheduler._running]
-        assert sorted(rows + scheduler._free_rows) == list(range(len(rows) + len(scheduler._free_rows)))
-        for queue in (scheduler._running, list(scheduler._waiting)):
-            assert [s.arrival for s in queue] == sorted(s.arrival for s in queue)
-        assert all(not s.block_table and not s.is_running for s in scheduler._waiting)
-        alive = {s.sequence_id for s in (*scheduler._running, *scheduler._waiting)}
-        assert alive == self.prompts.keys() - self.finish_reasons.keys() == scheduler._sequences.keys()
-        for sequence in scheduler._sequences.values():
-            assert sequence.num_tokens <= sequence.max_total_tokens
-            assert 0 <= sequence.num_pending_tokens <= len(self.in_flight)
+    def is_sound(self) -> None:
+        if hasattr(self, "driven"):
+            self.driven.check()
 
     def teardown(self) -> None:
-        if not hasattr(self, "scheduler"):
-            return
-        alive = self.scheduler._sequences.values()
-        self._drain(max_steps=50 + 4 * sum(sequence.max_total_tokens for sequence in alive))
-        self.pool_agrees_with_the_block_tables()
-        pool = self.scheduler.block_pool
-        assert pool.num_free == pool.num_blocks
-        assert self.finish_reasons.keys() == self.prompts.keys()
-        for sequence_id, prompt in self.prompts.items():
-            expected, reason = generate_alone(prompt, self.scheduler.config.max_model_len)
-            got = self.outputs[sequence_id]
-            assert got == expected[: len(got)]
-            if self.finish_reasons[sequence_id] not in ("abort", "error"):
-                assert (got, self.finish_reasons[sequence_id]) == (expected, reason)
-
-    def _drain(self, max_steps: int) -> None:
-        first_step = self.num_steps
-        while self.scheduler.has_work or self.in_flight:
-            self._step()
-            assert self.num_steps - first_step <= max_steps, "somebody starves"
-
-    def _step(self) -> None:
-        self.num_steps += 1
-        batch = self.scheduler.schedule()
-        if batch is not None:
-            self.in_flight.append((batch, self.device.launch(batch)))
-            if len(self.in_flight) < self.depth:
-                return
-        if self.in_flight:
-            self._commit()
-        else:
-            assert not self.scheduler.has_work, "nothing is in flight and nothing is scheduled"
-
-    def _commit(self) -> None:
-        batch, sampled = self.in_flight.popleft()
-        outputs = self.scheduler.commit(batch, sampled)
-        assert len({output.sequence_id for output in outputs}) == len(outputs)
-        for output in outputs:
-            assert len(output.token_ids) == 1
-            self._take(output)
-
-    def _take(self, output: StepOutput) -> None:
-        sequence_id = output.sequence_id
-        assert sequence_id not in self.finish_reasons, "an output follows the terminal one"
-        prompt, is_first = self.prompts[sequence_id], not self.outputs[sequence_id]
-        assert 0 <= output.num_cached_tokens < len(prompt.token_ids) if is_first else output.num_cached_tokens == 0
-        self.outputs[sequence_id] += output.token_ids
-        if output.finish_reason is not None:
-            self.finish_reasons[sequence_id] = output.finish_reason
-            if output.finish_reason == "stop":
-                assert output.stop_token_id == output.token_ids[-1]
+        if hasattr(self, "driven"):
+            self.driven.finish()
 
 
 TestSchedulerMachine = SchedulerMachine.TestCase
 TestSchedulerMachine.settings = settings(
     max_examples=150, stateful_step_count=30, deadline=None, derandomize=True, print_blob=False
 )
+
+
+@settings(max_examples=150, deadline=None, derandomize=True, print_blob=False)
+@given(config=configs(), depth=st.integers(1, 3), seed=st.integers(0, 2**32))
+def test_memory_comes_and_goes_under_load(config: SchedulerConfig, depth: int, seed: int) -> None:
+    """Somebody is always running: now there is little more than what is in use, now plenty."""
+    chance = random.Random(seed)
+    driven = DrivenScheduler(config, depth)
+    pool = driven.scheduler.block_pool
+    for _ in range(80):
+        while len(driven.scheduler._sequences) < 4:
+            own = tuple(chance.randrange(VOCAB_SIZE) for _ in range(chance.randrange(16)))
+            driven.add(
+                SHARED_PREFIX[: chance.randrange(12)] + own, chance.randint(1, 16), salt=chance.choice(["", "s"])
+            )
+        for _ in range(chance.randrange(4)):
+            driven.step()
+        if chance.random() < 0.1:
+            driven.abort(chance.choice(list(driven.scheduler._sequences or [0])))
+        num_in_use = pool.num_blocks - pool.num_free
+        driven.resize(chance.choice([num_in_use - 2, num_in_use, num_in_use + 2, pool.num_blocks + 5, 60]))
+        driven.check()
+    driven.finish()
+
+
+def test_resizing_under_load_does_move_blocks_of_running_sequences() -> None:
+    """What the test above is about does happen in it."""
+    config = SchedulerConfig(max_num_seqs=6, max_num_batched_tokens=16, max_model_len=36, block_size=2, num_blocks=30)
+    driven = DrivenScheduler(config, depth=2)
+    pool = driven.scheduler.block_pool
+    for sequence_id in range(6):
+        driven.add((sequence_id,), 30)
+    for _ in range(12):
+        driven.step()
+    driven.abort(0)
+    driven.resize(0)
+    assert driven.num_moved > 0
+    assert pool.num_blocks < 30
+    driven.check()
+    driven.finish()
