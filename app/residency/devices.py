@@ -7,6 +7,7 @@ arithmetic on the figures is in `app.residency.memory`.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -23,31 +24,58 @@ _FILE_CACHE_KEYS = frozenset({"inactive_file", "active_file"})
 
 def measure(device: str) -> DeviceMemory:
     """Memory of the device that the engine takes for `device` ("auto", "cpu", "cuda", "cuda:1")."""
-    if device != "cpu":
-        gpu = _measure_gpu(int(device.partition(":")[2] or 0))
-        if gpu is not None:
-            return gpu
-    return _measure_ram()
+    return measure_all(device)[0]
 
 
-def _measure_gpu(ordinal: int) -> DeviceMemory | None:
-    """The GPU that CUDA numbers `ordinal` in this environment; None without a driver, NVML or such a GPU."""
+def measure_all(device: str) -> tuple[DeviceMemory, ...]:
+    """Memory of each device that models may run on where the setting is `device`: never none.
+
+    "auto" and "cuda" are all GPUs in CUDA's order, "cuda:1" is one of them, "cpu" is RAM; so is what names a GPU on
+    a machine that has none.
+    """
+    if device == "cpu":
+        return (_measure_ram(),)
+    ordinal = device.partition(":")[2]
+    gpus = _measure_gpus(int(ordinal) if ordinal.isdigit() else None)
+    return gpus or (_measure_ram(),)
+
+
+def process_memory_bytes(pids: Iterable[int]) -> int:
+    """RAM that these processes hold for themselves; pages of files, which the system can drop, are left out.
+
+    A process that is gone, or is not ours to look at, holds nothing.
+    """
+    total = 0
+    for pid in pids:
+        try:
+            memory = psutil.Process(pid).memory_info()
+        except psutil.Error:
+            continue
+        total += max(0, int(memory.rss) - int(getattr(memory, "shared", 0)))
+    return total
+
+
+def _measure_gpus(ordinal: int | None) -> tuple[DeviceMemory, ...]:
+    """The GPUs that CUDA sees in this environment, or the one it numbers `ordinal`; none without a driver or NVML."""
     try:
         import pynvml
     except ImportError:
-        return None
+        return ()
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
-        return None
+        return ()
     try:
-        handle = _visible_gpu(pynvml, ordinal)
-        if handle is None:
-            return None
-        info = pynvml.nvmlDeviceGetMemoryInfo(handle)
-        return DeviceMemory(f"cuda:{ordinal}", int(info.total), int(info.used))
+        found = []
+        for number in range(pynvml.nvmlDeviceGetCount()) if ordinal is None else (ordinal,):
+            handle = _visible_gpu(pynvml, number)
+            if handle is None:
+                break  # CUDA, too, stops at the first name that is no GPU
+            info = pynvml.nvmlDeviceGetMemoryInfo(handle)
+            found.append(DeviceMemory(f"cuda:{number}", int(info.total), int(info.used)))
+        return tuple(found)
     except pynvml.NVMLError:
-        return None
+        return ()
     finally:
         pynvml.nvmlShutdown()
 

@@ -38,6 +38,10 @@ class DeviceMemory:
     total_bytes: int
     used_bytes: int
 
+    @property
+    def free_bytes(self) -> int:
+        return max(0, self.total_bytes - self.used_bytes)
+
 
 def declared_bytes(facts: WorkerFacts) -> int:
     """What a resident worker holds for good: its weights and its whole KV pool, touched or not."""
