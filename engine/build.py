@@ -1,7 +1,7 @@
 """Builds an engine from its config: device, weights, KV cache, scheduler, runner.
 
 Here "auto" becomes something, and the byte budget becomes blocks.  Called once by
-`engine.loop`, which drives what comes out; knows nothing of requests.
+`engine.loop`, which drives what comes out; knows nothing of requests.  `engine.encoder_build` is its counterpart.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from engine.loading.checkpoint import open_checkpoint
 from engine.loading.loader import load_model, weight_bytes
 from engine.models.config import DecoderConfig
 from engine.models.decoder import DecoderModel
+from engine.models.loadable import LoadableModel
 from engine.models.registry import model_class
 from engine.runner import device as devices
 from engine.runner.cpus import cpu_share
@@ -73,7 +74,7 @@ def build_engine(config: EngineConfig, on_progress: OnProgress) -> EngineParts:
     """
     device = devices.resolve_device(config.device)
     in_use_before = devices.device_memory_in_use(device)
-    folder = _prepare_device(config, device)
+    folder = prepare_device(config, device)
     model, compiled, weights = _load_model(config, device, folder, on_progress)
     wanted = choose_limits(config, model.config, device)
     cache_dtype = compiled.cache_dtype() if compiled is not None else model.dtype
@@ -113,7 +114,7 @@ def build_engine(config: EngineConfig, on_progress: OnProgress) -> EngineParts:
     )
 
 
-def _prepare_device(config: EngineConfig, device: torch.device) -> Path | None:
+def prepare_device(config: EngineConfig, device: torch.device) -> Path | None:
     """Settings that must be made before the device is first used; returns where small things may be kept."""
     torch.set_num_threads(config.num_threads or cpu_share().threads)
     directory = Path(config.cache_dir) if config.cache_dir else None
@@ -161,10 +162,11 @@ def _load_model(
         packed_folder=folder / "packed" if folder is not None else None,
         memory=memory,
     )
-    return model, compiled, memory or _weights_that_stay(model, device)
+    return model, compiled, memory or weights_that_stay(model, device)
 
 
-def _weights_that_stay(model: DecoderModel, device: torch.device) -> WeightMemory:
+def weights_that_stay(model: LoadableModel, device: torch.device) -> WeightMemory:
+    """For weights that no memory of their own was found for."""
     if device.type == "cuda":
         return SleeplessWeights()
     return LastingWeights(model.weight_bytes, tuple(model.weight_maps))

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Protocol
 
 from engine.api.config import EngineConfig
@@ -12,7 +13,10 @@ from engine.api.output import StepOutput
 from engine.api.request import Prompt
 from engine.api.wire import EngineStats, WorkerFacts, WorkerMemory
 from engine.build import OnProgress
+from engine.encoder_loop import EncoderLoop
+from engine.loading.safetensors_checkpoint import read_config_json
 from engine.loop import EngineLoop
+from engine.models.registry import is_encoder
 
 
 class Engine(Protocol):
@@ -77,4 +81,14 @@ class Engine(Protocol):
 
 def open_engine(config: EngineConfig, on_progress: OnProgress = lambda stage, done, total: None) -> Engine:
     """Load a model.  Raises `UnsupportedModel`, `BrokenCheckpoint`, `InsufficientMemory` or `InvalidParameter`."""
+    if _is_encoder(config):
+        return EncoderLoop(config, on_progress)
     return EngineLoop(config, on_progress)
+
+
+def _is_encoder(config: EngineConfig) -> bool:
+    """Whether the model is a checkpoint directory of an encoder; GGUF files of encoders are refused as decoders."""
+    path = Path(config.model)
+    if config.load_format == "gguf" or not (path / "config.json").is_file():
+        return False
+    return is_encoder(read_config_json(path))
