@@ -21,7 +21,16 @@ from store.formats.gguf_parts import read_gguf_model
 from store.formats.json_object import read_json_file
 from store.formats.part_names import parse_part_name
 from store.formats.safetensors import read_safetensors_header
-from store.shape import ModelShape, cache_bytes_per_token, identifier, shape_of_config, shape_of_gguf, text_section
+from store.parameter_estimate import estimated_parameters
+from store.shape import (
+    ModelShape,
+    cache_bytes_per_token,
+    dtype_bytes,
+    identifier,
+    shape_of_config,
+    shape_of_gguf,
+    text_section,
+)
 
 LONGEST_FACT_ARRAY = 4096
 """Items of a GGUF array that facts may come from, such as one number per layer."""
@@ -66,6 +75,8 @@ class ModelFacts(msgspec.Struct, frozen=True):
     activation: str | None = None
     num_labels: int | None = None
     has_own_code: bool = False
+    intermediate_size: int | None = None
+    vocab_size: int | None = None
 
 
 class TensorFacts(Protocol):
@@ -131,12 +142,19 @@ def facts_of_gguf(name: str, header: GgufHeader) -> ModelFacts:
 def facts_of_checkpoint(
     config: Mapping[str, Any], tensors: Iterable[tuple[str, TensorFacts]], *, has_chat_template: bool
 ) -> ModelFacts:
-    """Facts of config.json and the (dtype, tensor) pairs of all safetensors files; no tensors give no counts."""
+    """Facts of config.json and the (dtype, tensor) pairs of all safetensors files.
+
+    Without tensors, `num_parameters` is what the config lets expect, and `weight_bytes` follows from its dtype.
+    """
     shape = shape_of_config(config)
     text = text_section(config)
     dtype = identifier(text.get("dtype")) or identifier(text.get("torch_dtype"))
     method = _quantization_method(config.get("quantization_config"))
     facts = _facts(shape, list(tensors), dtype)
+    if not facts.num_parameters:
+        num_parameters = estimated_parameters(text, shape)
+        weight_bytes = num_parameters * dtype_bytes(dtype)
+        facts = msgspec.structs.replace(facts, num_parameters=num_parameters, weight_bytes=weight_bytes)
     return msgspec.structs.replace(
         facts,
         architecture=shape.architecture or "unknown",
@@ -179,6 +197,8 @@ def _facts(shape: ModelShape, tensors: Sequence[tuple[str, TensorFacts]], dtype:
         activation=shape.activation,
         num_labels=shape.num_labels,
         has_own_code=shape.has_own_code,
+        intermediate_size=shape.intermediate_size,
+        vocab_size=shape.vocab_size,
     )
 
 

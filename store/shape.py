@@ -18,6 +18,8 @@ _MAX_SIZE = 1 << 26
 _IDENTIFIER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,79}")
 _DTYPE_BYTES = {"float64": 8, "float32": 4}
 _USUAL_DTYPE_BYTES = 2
+_USUAL_WIDENING = 4
+"""Of the hidden size in an MLP whose width config.json does not state, as in GPT-2's."""
 _ENCODERS = ("bert", "xlm-roberta", "mpnet")
 """Parts of the names of architectures that read a whole text at once and keep no cache."""
 
@@ -48,6 +50,8 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     activation: str | None = None
     num_labels: int | None = None
     has_own_code: bool = False
+    intermediate_size: int | None = None
+    vocab_size: int | None = None
 
 
 def cache_bytes_per_token(shape: ModelShape, dtype: str | None) -> int | None:
@@ -58,7 +62,12 @@ def cache_bytes_per_token(shape: ModelShape, dtype: str | None) -> int | None:
     """
     if shape.cached_elements is None:
         return None
-    return shape.cached_elements * _DTYPE_BYTES.get(dtype or "", _USUAL_DTYPE_BYTES)
+    return shape.cached_elements * dtype_bytes(dtype)
+
+
+def dtype_bytes(dtype: str | None) -> int:
+    """Bytes of an element of a type as config.json names it; 2 unless it says more."""
+    return _DTYPE_BYTES.get(dtype or "", _USUAL_DTYPE_BYTES)
 
 
 def shape_of_config(config: Mapping[str, Any]) -> ModelShape:
@@ -91,6 +100,9 @@ def shape_of_config(config: Mapping[str, Any]) -> ModelShape:
         activation=identifier(text.get("hidden_act")),
         num_labels=_num_labels(config, classes),
         has_own_code=bool(config.get("auto_map")),
+        intermediate_size=_first_size(text, "intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size")
+        or _product(_USUAL_WIDENING, hidden_size),
+        vocab_size=_first_size(text, "vocab_size"),
     )
 
 
@@ -134,6 +146,8 @@ def shape_of_gguf(metadata: Mapping[str, Any]) -> ModelShape:
         cached_elements=cached_elements,
         has_latent_cache=has_latent_cache,
         num_experts=size(fields.get("expert_count")),
+        intermediate_size=_largest(fields.get("feed_forward_length")),
+        vocab_size=size(fields.get("vocab_size")),
     )
 
 

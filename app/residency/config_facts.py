@@ -16,7 +16,7 @@ from store.formats.json_object import read_json_file
 
 
 def config_facts(path: Path) -> ModelFacts:
-    """Facts of a directory with config.json; 0 parameters, since only the worker knows their number.
+    """Facts of a directory with config.json; the number of parameters is what that lets expect.
 
     Raises `UnsupportedFormat`.
     """
