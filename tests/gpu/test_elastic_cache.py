@@ -61,7 +61,7 @@ def test_memory_comes_and_goes_beneath_one_address() -> None:
     arena.unmap_all()
     assert before - free_bytes() < SLACK_BYTES
     with pytest.raises(InsufficientMemory, match="device memory"):
-        DeviceArena(driver, 1024 * GIB).grow_to(1024 * GIB)
+        DeviceArena(driver, 256 * GIB).grow_to(256 * GIB)
     del arena, tensor
     gc.collect()
     assert before - free_bytes() < SLACK_BYTES
