@@ -117,6 +117,46 @@ def test_serves_aborts_and_shuts_down(worker: WorkerPeer, checkpoint: Path):
     assert worker.process.wait(10) == 0
 
 
+def test_its_memory_changes_while_it_serves_and_it_sleeps_when_idle(worker: WorkerPeer, checkpoint: Path):
+    ready = worker.start(config_for(checkpoint))
+    assert isinstance(ready, wire.Ready)
+    assert ready.facts.fixed_bytes > ready.facts.weight_bytes
+    assert ready.facts.max_kv_blocks == 32
+
+    def call(frame: wire.ToWorker) -> wire.Memory | wire.Refused:
+        worker.send(frame)
+        while isinstance(answer := worker.receive(), wire.Steps):
+            finished.update({output.sequence_id: output.finish_reason for output in answer.outputs})
+        assert isinstance(answer, wire.Memory | wire.Refused)
+        return answer
+
+    finished: dict[int, str | None] = {}
+    worker.send(wire.Submit(tuple(Prompt(sequence_id, (5, 6, 7), 100, GREEDY) for sequence_id in (1, 2, 3))))
+    resized = call(wire.ResizeCache(41, 9))
+    assert isinstance(resized, wire.Memory)
+    assert (resized.call_id, resized.memory.num_kv_blocks, resized.memory.max_model_len) == (41, 9, 128)
+    assert call(wire.Sleep(42)) == wire.Refused(
+        42, "engine_busy", "The model cannot sleep while it has open sequences; wait until they end."
+    )
+    while set(finished.values()) != {"length"} or len(finished) < 3:
+        frame = worker.receive()
+        assert isinstance(frame, wire.Steps)
+        finished.update({output.sequence_id: output.finish_reason for output in frame.outputs})
+
+    asleep = call(wire.Sleep(43))
+    assert isinstance(asleep, wire.Memory)
+    assert asleep.memory.is_asleep
+    worker.send(wire.Submit((Prompt(4, (5, 6, 7), 2, GREEDY),)))
+    outputs, _ = worker.steps_until_finished({4})
+    assert outputs[4][-1].error_message == "The model is asleep; wake it first."
+    awake = call(wire.Wake(44, 20))
+    assert isinstance(awake, wire.Memory)
+    assert (awake.memory.is_asleep, awake.memory.num_kv_blocks) == (False, 20)
+    worker.send(wire.Submit((Prompt(5, (5, 6, 7), 2, GREEDY),)))
+    outputs, stats = worker.steps_until_finished({5})
+    assert (outputs[5][-1].finish_reason, stats.num_blocks) == ("length", 20)
+
+
 def test_a_prompt_that_cannot_run_is_refused_alone(worker: WorkerPeer, checkpoint: Path):
     assert isinstance(worker.start(config_for(checkpoint)), wire.Ready)
     worker.send(wire.Submit((Prompt(1, tuple(range(3, 203)), 5, GREEDY), Prompt(2, (4, 5), 3, GREEDY))))
