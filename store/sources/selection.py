@@ -28,11 +28,15 @@ _TEXT_FILES = frozenset(
         "merges.txt",
         "modules.json",
         "sentence_bert_config.json",
-        "1_Pooling/config.json",
+        "sentence_roberta_config.json",
+        "sentence_xlm-roberta_config.json",
+        "config_sentence_transformers.json",
         "chat_template.jinja",
         "chat_template.json",
     }
 )
+_STEP_CONFIG = re.compile(r"\d+_[A-Za-z]+/config\.json")
+"""Of a step between text and vector, as sentence-transformers numbers them: 1_Pooling."""
 _SINGLE_WEIGHTS = "model.safetensors"
 _WEIGHTS_INDEX = "model.safetensors.index.json"
 _GGUF_QUANTIZATION = re.compile(
@@ -63,7 +67,7 @@ def choose_files(
             raise ModelNotFound(f"The repository has no file {file}; {_offer(names)}.")
         return _with_parts(file, names)
     if quantization is None and "config.json" in names and (weights := _safetensors(names)):
-        texts = [name for name in names if name in _TEXT_FILES]
+        texts = [name for name in names if name in _TEXT_FILES or _STEP_CONFIG.fullmatch(name)]
         return ChosenFiles((*sorted(texts), *weights), None)
     return _with_parts(_choose_gguf(names, quantization), names)
 

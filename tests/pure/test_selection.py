@@ -85,3 +85,9 @@ def test_nothing_that_can_be_run(files: list[str]) -> None:
 )
 def test_the_quantisation_in_a_file_name(name: str, quantization: str | None) -> None:
     assert gguf_quantization(name) == quantization
+
+
+def test_what_sentence_transformers_writes_comes_along() -> None:
+    texts = ["modules.json", "config_sentence_transformers.json", "sentence_bert_config.json", "1_Pooling/config.json"]
+    chosen = choose_files(names(*NOISE, *TEXT, *texts, "openvino/config.json", "model.safetensors"))
+    assert set(chosen.files) == {*TEXT, *texts, "model.safetensors"}
