@@ -7,6 +7,7 @@ beside the weights goes to the workspace.  Called once by `engine.encoder_loop`;
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,13 +35,17 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class EncoderParts:
-    """A built encoder.  `pipeline_depth` is how many steps may be in flight before the oldest is waited for."""
+    """A built encoder.  `pipeline_depth` is how many steps may be in flight before the oldest is waited for.
+
+    `measure_asleep` says what the engine holds of its device while it sleeps, in bytes.
+    """
 
     runner: EncoderRunner
     limits: EncoderLimits
     pooling: ModelPooling
     weights: WeightMemory
     facts: WorkerFacts
+    measure_asleep: Callable[[], int]
     pipeline_depth: int
 
 
@@ -61,7 +66,8 @@ def build_encoder(config: EngineConfig, on_progress: OnProgress) -> EncoderParts
     runner = EncoderRunner(steps, pooling, num_types=shape.num_types)
 
     on_progress("measuring the workspace", 0, 0)
-    limits, use = EncoderSizer(config, model, weights, runner, device, in_use_before).fit(limits)
+    sizer = EncoderSizer(config, model, weights, runner, device, in_use_before)
+    limits, use = sizer.fit(limits)
     facts = _describe(config, model, pooling, limits, use, device)
     for note in facts.notes:
         log.warning("%s", note)
@@ -71,6 +77,7 @@ def build_encoder(config: EngineConfig, on_progress: OnProgress) -> EncoderParts
         pooling=pooling,
         weights=weights,
         facts=facts,
+        measure_asleep=sizer.held_bytes if device.type == "cuda" else lambda: facts.fixed_bytes - facts.weight_bytes,
         pipeline_depth=2 if device.type == "cuda" else 1,
     )
 

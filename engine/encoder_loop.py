@@ -46,6 +46,7 @@ class EncoderLoop:
         parts = build_encoder(config, on_progress)
         self._runner = parts.runner
         self._weights = parts.weights
+        self._measure_asleep = parts.measure_asleep
         self._kind = parts.pooling.task
         self._pipeline_depth = parts.pipeline_depth
         self._queue = TextQueue(
@@ -106,7 +107,7 @@ class EncoderLoop:
         return WorkerMemory(
             num_kv_blocks=0,
             max_model_len=facts.max_model_len,
-            fixed_bytes=facts.fixed_bytes - (facts.weight_bytes if self._is_asleep else 0),
+            fixed_bytes=self._measure_asleep() if self._is_asleep else facts.fixed_bytes,
             host_bytes=self._host_bytes,
             is_asleep=self._is_asleep,
         )

@@ -23,6 +23,7 @@ from engine.runner import device as devices
 from engine.runner.encoder_runner import EncoderRunner
 from engine.runner.memory import GIB, MemoryUse
 from engine.runner.weight_memory import WeightMemory
+from engine.sizing import DRIVER_BYTES
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +70,10 @@ def largest_step(limits: EncoderLimits) -> list[Prompt]:
 
 
 class EncoderSizer:
-    """Sizes the steps of one loaded encoder; `in_use_before` is `device_memory_in_use` from before it was loaded."""
+    """Sizes the steps of one loaded encoder; `in_use_before` is `device_memory_in_use` from before it was loaded.
+
+    `outside_bytes` is what the process was found to hold of a GPU beside torch's allocator and what is mapped.
+    """
 
     def __init__(
         self,
@@ -86,6 +90,7 @@ class EncoderSizer:
         self._runner = runner
         self._device = device
         self._in_use_before = in_use_before
+        self.outside_bytes = 0
 
     def fit(self, limits: EncoderLimits) -> tuple[EncoderLimits, MemoryUse]:
         """The largest steps that the budget has room for, halved until they fit, and what they take.
@@ -107,6 +112,10 @@ class EncoderSizer:
         log.info("%s", use.describe(budget_bytes=budget_bytes, cache_bytes=0))
         log.info("Texts of up to %d tokens, steps of up to %d", limits.max_model_len, limits.max_num_batched_tokens)
         return limits, use
+
+    def held_bytes(self) -> int:
+        """What this process holds of a GPU now."""
+        return devices.held_memory_bytes(self._device, self.outside_bytes, self._weights.mapped_bytes)
 
     def _require(self, use: MemoryUse, budget_bytes: int) -> None:
         if use.total_bytes > budget_bytes:
@@ -130,8 +139,11 @@ class EncoderSizer:
                 f"{weight_bytes / GIB:.2f} GiB; choose a smaller model, or stop other programs that use the device."
             ) from error
         mapped = self._weights.mapped_bytes
-        outside = devices.measure_outside_bytes(self._device, self._in_use_before, mapped_bytes=mapped)
-        return MemoryUse(max(weight_bytes, mapped), peak, outside=outside)
+        # What is in use on a device that nobody uses is the driver's own, and part of what others see in use.
+        before = self._in_use_before
+        outside = devices.measure_outside_bytes(self._device, before, mapped_bytes=mapped)
+        self.outside_bytes = outside + min(before or 0, DRIVER_BYTES)
+        return MemoryUse(max(weight_bytes, mapped), peak, outside=self.outside_bytes)
 
     def _run(self, texts: list[Prompt]) -> None:
         self._runner.launch(texts).wait()

@@ -18,17 +18,23 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from engine.api.config import EngineConfig, LoadFormat, Quantization, WaitPolicy
 from engine.api.errors import EngineError, InvalidParameter
 from engine.api.output import CompletionOutput, OutputDelta, RequestOutput, TextLogprob
-from engine.api.request import GenerateRequest, Prompt
+from engine.api.request import TRUNCATE_TO_CONTEXT, EmbedRequest, GenerateRequest, Prompt, ScoreRequest
 from engine.api.sampling import SamplingParams
 from engine.api.wire import EngineStats, WorkerFacts
 from engine.build import OnProgress
-from engine.loop import EngineLoop
+from engine.engine import Engine, open_engine
+from engine.offline_pooling import PooledModel
 from engine.text.chat_template import ChatTemplate
 from engine.text.stage import SequenceText, TextStage, open_text_files
 from engine.text.tokenizer import Tokenizer, empty_tokenizer
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from store.presets.preset import Preset
+
+EmbedInput = str | Sequence[int]
+"""A text, or token ids."""
 
 PromptInput = str | Sequence[int] | Mapping[str, Any]
 """A text, token ids, or a mapping with `prompt` or `prompt_token_ids`."""
@@ -92,11 +98,14 @@ class LLM:
             seed=seed,
         )
         # First, so that what reading a vocabulary takes for a moment does not come on top of the weights.
-        text_files = _open_text_files(path, load_format)
-        self._engine = EngineLoop(config, on_progress)
-        self._text = TextStage(*text_files, self.facts.max_model_len, self.facts.vocab_size)
         self._sequence_ids = itertools.count(1)
         self._request_ids = itertools.count()
+        self._pooled = PooledModel.of(path, load_format, self._next_sequence_id)
+        text_files = _open_text_files(path, load_format) if self._pooled is None else None
+        self._engine = open_engine(config, on_progress)
+        if self._pooled is not None:
+            self._pooled.opened(self.facts)
+        self._text = TextStage(*text_files, self.facts.max_model_len, self.facts.vocab_size) if text_files else None
 
     @property
     def facts(self) -> WorkerFacts:
@@ -104,7 +113,7 @@ class LLM:
         return self._engine.facts
 
     @property
-    def engine(self) -> EngineLoop:
+    def engine(self) -> Engine:
         """The engine underneath, for programs that drive it step by step with sequence ids of their own."""
         return self._engine
 
@@ -148,6 +157,58 @@ class LLM:
             ]
         )
 
+    def embed(
+        self,
+        inputs: EmbedInput | Sequence[EmbedInput],
+        *,
+        dimensions: int | None = None,
+        prompt_name: str | None = None,
+        input_type: Literal["query", "document"] | None = None,
+        instruction: str | None = None,
+        truncate: bool = False,
+    ) -> list[np.ndarray]:
+        """A float32 vector for each text, or list of token ids, in order.
+
+        `dimensions` keeps the first components.  Before a text goes the model's prompt that is named `prompt_name`, or
+        is meant for `input_type`, or says the `instruction`.  A text that is too long is an error, unless `truncate`
+        leaves its end out.
+        """
+        if self._pooled is None:
+            raise InvalidParameter(
+                "model", "This model writes text; call generate or chat, or choose an embedding model."
+            )
+        several = cast("list[EmbedInput]", _as_list(inputs))
+        request = EmbedRequest(
+            inputs=tuple(item if isinstance(item, str) else tuple(item) for item in several),
+            dimensions=dimensions,
+            prompt_name=prompt_name,
+            input_type=input_type,
+            instruction=instruction,
+            truncate_tokens=TRUNCATE_TO_CONTEXT if truncate else None,
+            param="inputs",
+        )
+        return self._pooled.embed(self._engine, request)
+
+    def score(
+        self, pairs: Sequence[tuple[str, str]], *, instruction: str | None = None, truncate: bool = False
+    ) -> list[float]:
+        """How well the texts of each pair, a query and a document, go together, in order.
+
+        A reranker's own score, or the cosine of an embedding model's vectors.  Arguments as those of `embed`.
+        """
+        if self._pooled is None:
+            raise InvalidParameter("model", "This model writes text; call generate, or choose a reranker.")
+        request = ScoreRequest(
+            pairs=tuple((query, document) for query, document in pairs),
+            instruction=instruction,
+            truncate_tokens=TRUNCATE_TO_CONTEXT if truncate else None,
+            param="pairs",
+        )
+        return self._pooled.score(self._engine, request)
+
+    def _next_sequence_id(self) -> int:
+        return next(self._sequence_ids)
+
     def _with_opening(self, conversation: Conversation) -> tuple[dict[str, Any], ...]:
         messages = tuple(dict(message) for message in conversation)
         return self._preset.opening(messages) if self._preset and messages else messages
@@ -167,11 +228,15 @@ class LLM:
 
     def _run(self, requests: list[GenerateRequest]) -> list[RequestOutput]:
         """Run all requests to their end; the engine batches them as its budgets allow."""
+        if self._text is None:
+            raise InvalidParameter(
+                "model", "This model makes vectors or scores; call embed or score, or choose a chat model."
+            )
         collectors: list[list[_Collector]] = []
         running: dict[int, _Collector] = {}
         for request in requests:
             choices = []
-            for index, prompt in enumerate(self._text.prepare(request, lambda: next(self._sequence_ids))):
+            for index, prompt in enumerate(self._text.prepare(request, self._next_sequence_id)):
                 choice = _Collector(prompt, self._text.stream(request, prompt, index))
                 choices.append(choice)
                 running[prompt.sequence_id] = choice

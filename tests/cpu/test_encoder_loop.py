@@ -13,6 +13,7 @@ import pytest
 import torch
 import transformers
 
+from engine import LLM
 from engine.api.config import EngineConfig
 from engine.api.errors import (
     ContextLengthExceeded,
@@ -26,7 +27,7 @@ from engine.api.request import Pooling, Prompt
 from engine.api.sampling import SamplingParams
 from engine.encoder_loop import EncoderLoop
 from engine.engine import open_engine
-from tests.fakes.checkpoints import VOCAB_SIZE, write_encoder_checkpoint
+from tests.fakes.checkpoints import VOCAB_SIZE, write_encoder_checkpoint, write_hf_checkpoint, write_tokenizer
 
 MEAN = {"pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True}
 CLS = {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}
@@ -274,3 +275,24 @@ def test_random_weights_need_a_config_alone(tmp_path: Path) -> None:
     write_encoder_checkpoint(tmp_path, "xlm-roberta")
     (tmp_path / "model.safetensors").unlink()
     assert np.isfinite(vectors(open_encoder(tmp_path, load_format="dummy"), random_texts(3))).all()
+
+
+def test_a_reranker_scores_texts(tmp_path: Path) -> None:
+    write_encoder_checkpoint(tmp_path, "bert", role="ForSequenceClassification")
+    write_tokenizer(tmp_path)
+    llm = LLM(tmp_path, device="cpu", num_threads=1)
+    pairs = [("a question", "an answer"), ("a question", "the quick brown fox")]
+    scores = llm.score(pairs)
+    assert len(scores) == 2 and all(0 < score < 1 for score in scores) and scores[0] != scores[1]
+    assert llm.score(pairs[::-1]) == pytest.approx(scores[::-1], abs=1e-6)
+    with pytest.raises(InvalidParameter, match="scores pairs"):
+        llm.embed("a question")
+
+
+def test_a_chat_model_makes_neither(tmp_path: Path) -> None:
+    write_hf_checkpoint(tmp_path, "llama")
+    write_tokenizer(tmp_path)
+    llm = LLM(tmp_path, device="cpu", num_threads=1, max_model_len=64)
+    for ask in (lambda: llm.embed("a"), lambda: llm.score([("a", "b")])):
+        with pytest.raises(InvalidParameter, match="writes text"):
+            ask()
