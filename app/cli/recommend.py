@@ -17,7 +17,7 @@ from app.cli.output import format_bytes, notice, write_json, write_table
 from app.cli.resident import JsonOption
 
 if TYPE_CHECKING:
-    from app.residency.acceptance import Host
+    from app.residency.footprint import Host
     from app.residency.recommend import Need, Purpose
     from app.settings import Settings
 
@@ -129,11 +129,9 @@ def _show(needs: list[Need], installed: frozenset[str]) -> None:
 
 def _tell(settings: Settings, host: Host, purpose: Purpose, needs: list[Need]) -> None:
     """The arithmetic of the best one, and what would change the answer."""
-    from app.residency.memory import worker_budget_bytes
-
     best = needs[0]
     notice(_why(best, host))
-    free_bytes = worker_budget_bytes(host.memory, host.utilization, ())
+    free_bytes = host.usable_bytes - host.memory.used_bytes
     if best.total_bytes > free_bytes:
         fitting = next((need.model.name for need in needs if need.total_bytes <= free_bytes), None)
         now = f"`quire run {fitting}` fits in that" if fitting else "stop what takes the rest first"

@@ -6,9 +6,8 @@ it pulls a model, and by `quire show`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from app.residency.memory import MINIMUM_WORKING_BYTES, DeviceMemory, least_weight_bytes
+from app.residency.footprint import BLOCK_SIZE, Host, footprint
+from app.residency.memory import DeviceMemory
 from app.settings import Settings
 from engine.api.architectures import (
     unsupported_activation,
@@ -19,44 +18,14 @@ from engine.api.architectures import (
     unsupported_types,
     unsupported_window,
 )
-from engine.api.config import Quantization
 from store.errors import TooLargeForDevice, UnsupportedFormat
 from store.facts import ModelFacts
 from store.space import format_bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Host:
-    """The device that models run on; `utilization` is the share of it that the daemon may take."""
-
-    memory: DeviceMemory
-    utilization: float
-    quantization: Quantization = "auto"
-    max_model_len: int | None = None
-
-    @property
-    def usable_bytes(self) -> int:
-        return int(self.memory.total_bytes * self.utilization)
-
-
 def host_of(settings: Settings, memory: DeviceMemory) -> Host:
     """The device as the daemon's settings let it be used."""
-    return Host(memory, settings.memory_limit, settings.quantization, settings.max_model_len)
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryNeed:
-    """Bytes; `cache_bytes` is for one conversation that fills the context, 0 where that is not known.
-
-    The total has the least that any step works in besides.
-    """
-
-    weight_bytes: int
-    cache_bytes: int
-
-    @property
-    def total_bytes(self) -> int:
-        return self.weight_bytes + MINIMUM_WORKING_BYTES + self.cache_bytes
+    return Host(memory, settings.memory_limit, settings.quantization, settings.max_model_len, settings.max_num_seqs)
 
 
 def accept(facts: ModelFacts, host: Host) -> str | None:
@@ -67,7 +36,8 @@ def accept(facts: ModelFacts, host: Host) -> str | None:
     """
     if reason := why_unsupported(facts):
         raise UnsupportedFormat(reason)
-    need = memory_need(facts, host)
+    need = footprint(facts, host)
+    needed_bytes = need.total_bytes(need.context)
     has = f"{host.memory.device} has {format_bytes(host.memory.total_bytes)}"
     if need.weight_bytes > host.memory.total_bytes:
         raise TooLargeForDevice(
@@ -79,11 +49,17 @@ def accept(facts: ModelFacts, host: Host) -> str | None:
             f"The weights take {format_bytes(need.weight_bytes)}, more than the share of {host.utilization:g} that the "
             f"daemon may take of {host.memory.device}; raise memory_limit to run this model."
         )
-    if need.total_bytes <= host.usable_bytes:
+    if needed_bytes <= host.usable_bytes:
         return None
+    context = need.context_within(host.usable_bytes) // 100 * 100
+    if not context:
+        return (
+            f"The model needs about {format_bytes(need.total_bytes(BLOCK_SIZE))} and {has}, of which the daemon may "
+            f"take {host.utilization:g}; it may not start, so choose a smaller model."
+        )
     return (
-        f"The whole context needs about {format_bytes(need.total_bytes)} and {has}; the model will run with a context "
-        f"of about {shortened_context(facts, host) // 100 * 100:,} tokens."
+        f"The whole context needs about {format_bytes(needed_bytes)} and {has}; the model will run with a context "
+        f"of about {context:,} tokens."
     )
 
 
@@ -104,26 +80,3 @@ def why_unsupported(facts: ModelFacts) -> str | None:
         unsupported_types(facts.tensor_types, is_gguf=facts.format == "gguf"),
     )
     return next(filter(None, reasons), None)
-
-
-def memory_need(facts: ModelFacts, host: Host) -> MemoryNeed:
-    """What the weights take on the device at least, and a conversation of full length beside them."""
-    context = _context(facts, host)
-    return MemoryNeed(
-        weight_bytes=least_weight_bytes(facts, host.memory.device, host.quantization),
-        cache_bytes=(facts.kv_bytes_per_token or 0) * context,
-    )
-
-
-def shortened_context(facts: ModelFacts, host: Host) -> int:
-    """Tokens of context for which there is memory beside the weights, up to the model's own."""
-    need, context = memory_need(facts, host), _context(facts, host)
-    if not facts.kv_bytes_per_token:
-        return context
-    left_bytes = host.usable_bytes - (need.total_bytes - need.cache_bytes)
-    return max(0, min(context, left_bytes // facts.kv_bytes_per_token))
-
-
-def _context(facts: ModelFacts, host: Host) -> int:
-    lengths = [length for length in (facts.context_length, host.max_model_len) if length]
-    return min(lengths, default=0)

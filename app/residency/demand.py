@@ -9,14 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from app.residency.memory import (
-    CPU_MAX_CACHE_BYTES,
-    cache_bytes_per_token,
-    default_num_sequences,
-    is_gpu,
-    least_weight_bytes,
-    working_bytes,
-)
+from app.residency.footprint import CPU_MAX_CACHE_BYTES, Footprint, Host, footprint
+from app.residency.memory import DeviceMemory
 from app.residency.tenants import DeviceShare, Need
 from engine.api.config import Quantization
 from store.facts import ModelFacts
@@ -50,35 +44,28 @@ def demand(
     quantization: Quantization = "auto",
     max_model_len: int | None = None,
     max_num_seqs: int | None = None,
-    block_size: int = 16,
     traffic: Traffic | None = None,
 ) -> Need:
-    """What a model without a share of its own takes.
+    """What a model without a share of its own takes of a device."""
+    memory = DeviceMemory(device.name, device.total_bytes, 0)
+    host = Host(memory, device.limit, quantization, max_model_len, max_num_seqs)
+    return need_of(footprint(facts, host), traffic, is_gpu=host.is_gpu)
+
+
+def need_of(model: Footprint, traffic: Traffic | None = None, *, is_gpu: bool = True) -> Need:
+    """The need that goes with a footprint.
 
     Least: one usual conversation.  Wanted: as many of those at once as were seen, and one that fills the whole
     context.  Most: as many of those as the engine runs at once.
     """
-    sequences = max_num_seqs or default_num_sequences(device.name)
-    weights = least_weight_bytes(facts, device.name, quantization)
-    fixed = weights + working_bytes(device.name, sequences)
-    context = whole_context(facts, max_model_len)
-    per_token = cache_bytes_per_token(facts, device.name, quantization)
-    if not per_token or not context:
-        return Need(fixed, 0, 0, 0)
+    if not model.kv_bytes_per_token or not model.context:
+        return Need(model.fixed_bytes, 0, 0, 0)
     known = traffic if traffic is not None and traffic.num_requests >= ENOUGH_REQUESTS else None
     usual = known.conversation_tokens if known else USUAL_CONVERSATION_TOKENS
-    concurrency = min((known.peak_concurrency if known else None) or USUAL_CONCURRENCY, sequences)
-
-    def kv_bytes(tokens: int) -> int:
-        return -(-tokens // block_size) * block_size * per_token
-
-    one = kv_bytes(min(usual, context))
-    most = sequences * kv_bytes(context)
-    if not is_gpu(device.name):
-        most = min(most, max(one, CPU_MAX_CACHE_BYTES))
-    return Need(fixed, one, min(most, max(concurrency * one, kv_bytes(context))), most)
-
-
-def whole_context(facts: ModelFacts, max_model_len: int | None) -> int:
-    """The longest context in tokens that the model may be served with; 0 where nobody says."""
-    return min((length for length in (facts.context_length, max_model_len) if length), default=0)
+    concurrency = min((known.peak_concurrency if known else None) or USUAL_CONCURRENCY, model.num_sequences)
+    least = model.kv_bytes(min(usual, model.context))
+    whole = model.kv_bytes(model.context)
+    wanted = max(concurrency * least, whole)
+    if not is_gpu:
+        wanted = max(least, min(wanted, CPU_MAX_CACHE_BYTES))
+    return Need(model.fixed_bytes, least, wanted, max(wanted, model.num_sequences * whole))

@@ -17,17 +17,7 @@ from store.facts import ModelFacts
 SMALLEST_DTYPE_BYTES = 2
 MINIMUM_WORKING_BYTES = 64 * 2**20
 
-CPU_MAX_CACHE_BYTES = 4 * 2**30
-"""The largest KV cache of a model in RAM; `engine.sizing` has the same."""
-
-_DEFAULT_GPU_SEQUENCES = 256
-_DEFAULT_CPU_SEQUENCES = 64
-_GPU_WORKING_BYTES = 2**30
-_GPU_SEQUENCE_BYTES = 4 * 2**20
-"""Driver, activations and graphs, and what each sequence adds in logits and graphs for a vocabulary of 150,000
-words; `engine.sizing` measures both."""
-_CPU_WORKING_BYTES = 2**29
-_PACKED_FORMATS = frozenset({"F32", "F16", "BF16"})
+_FLOAT_TYPES = frozenset({"F64", "F32", "F16", "BF16", "random", "unknown"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,20 +77,8 @@ def cache_bytes_per_token(facts: ModelFacts, device: str, quantization: Quantiza
     if facts.kv_bytes_per_token is None:
         return None
     half = facts.kv_bytes_per_token // (2 if facts.dtype == "float32" else 1)
-    is_exact = not is_gpu(device) and quantization != "int8" and facts.quantization in _PACKED_FORMATS
+    is_exact = not is_gpu(device) and quantization != "int8" and facts.quantization in _FLOAT_TYPES
     return 2 * half if is_exact else half
-
-
-def working_bytes(device: str, num_sequences: int) -> int:
-    """What a step works in besides weights and KV cache, and what the driver takes."""
-    if is_gpu(device):
-        return _GPU_WORKING_BYTES + _GPU_SEQUENCE_BYTES * num_sequences
-    return _CPU_WORKING_BYTES
-
-
-def default_num_sequences(device: str) -> int:
-    """How many sequences the engine runs at once where nobody says."""
-    return _DEFAULT_GPU_SEQUENCES if is_gpu(device) else _DEFAULT_CPU_SEQUENCES
 
 
 def is_gpu(device: str) -> bool:

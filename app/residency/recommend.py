@@ -7,11 +7,11 @@ Pure arithmetic on the catalogue's figures; the worker itself knows the true one
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from app.residency.acceptance import Host, why_unsupported
-from app.residency.memory import least_weight_bytes
+from app.residency.acceptance import why_unsupported
+from app.residency.footprint import Host, footprint
 from store.catalog import CatalogModel
 from store.catalog_facts import catalog_facts
 
@@ -23,13 +23,6 @@ CONTEXT_TOKENS = 8192
 FEW_SEQUENCES = 16
 """`max_num_seqs` of a machine that one person uses."""
 
-_DEFAULT_GPU_SEQUENCES = 256
-_GPU_WORKING_BYTES = 2**30
-_GPU_SEQUENCE_BYTES = 4 * 2**20
-"""Driver, activations and graphs, and what each sequence adds in logits and graphs for a vocabulary of 150,000
-words; `engine.sizing` measures both."""
-
-_CPU_WORKING_BYTES = 2**29
 _CPU_WEIGHTS_SHARE = 0.36
 """Of RAM.  Each token reads all weights, and a person's other programs need memory too; gives the sizes that
 are usual for 8, 16 and 24 GiB."""
@@ -72,7 +65,7 @@ def suited(models: Iterable[CatalogModel], host: Host, purpose: Purpose) -> list
     every weight in half precision, so there it would only lose.  Models with a short context are left out.
     """
     listed = [model for model in models if model.kind == purpose]
-    if _is_gpu(host):
+    if host.is_gpu:
         listed = [model for model in listed if model.variant_of is None]
     else:
         replaced = {model.variant_of for model in listed}
@@ -84,23 +77,20 @@ def suited(models: Iterable[CatalogModel], host: Host, purpose: Purpose) -> list
 
 def need_of(model: CatalogModel, host: Host, max_num_seqs: int | None = None) -> Need:
     """What the model takes on the device, with the context that is stated or its own, if that is shorter."""
-    facts = catalog_facts(model)
-    context = min(CONTEXT_TOKENS, model.context_length, host.max_model_len or CONTEXT_TOKENS)
-    working_bytes = _CPU_WORKING_BYTES
-    if _is_gpu(host):
-        working_bytes = _GPU_WORKING_BYTES + _GPU_SEQUENCE_BYTES * (max_num_seqs or _DEFAULT_GPU_SEQUENCES)
+    wanted = footprint(catalog_facts(model), replace(host, max_num_seqs=max_num_seqs or host.max_num_seqs))
+    context = min(CONTEXT_TOKENS, wanted.context)
     return Need(
         model=model,
-        weight_bytes=least_weight_bytes(facts, host.memory.device, host.quantization),
-        cache_bytes=(facts.kv_bytes_per_token or 0) * context,
-        working_bytes=working_bytes,
+        weight_bytes=wanted.weight_bytes,
+        cache_bytes=wanted.kv_bytes(context),
+        working_bytes=wanted.workspace.total_bytes,
         context=context,
     )
 
 
 def fits(need: Need, host: Host) -> bool:
     """Whether the device has room for the model when nothing else is on it."""
-    if not _is_gpu(host) and need.weight_bytes > host.memory.total_bytes * _CPU_WEIGHTS_SHARE:
+    if not host.is_gpu and need.weight_bytes > host.memory.total_bytes * _CPU_WEIGHTS_SHARE:
         return False
     return need.total_bytes <= host.usable_bytes
 
@@ -122,7 +112,3 @@ def _merit(need: Need) -> tuple[float, bool, str, str]:
     billions = need.model.parameters / 1e9
     size_class = round(billions) if billions >= 1 else round(billions, 1)
     return (size_class, not need.model.gated, need.model.released, need.model.name)
-
-
-def _is_gpu(host: Host) -> bool:
-    return host.memory.device.startswith("cuda")

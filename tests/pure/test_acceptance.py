@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.residency.acceptance import Host, accept, memory_need, shortened_context, why_unsupported
+from app.residency.acceptance import accept, why_unsupported
+from app.residency.footprint import Host, footprint
 from app.residency.memory import DeviceMemory
 from store.errors import TooLargeForDevice, UnsupportedFormat
 from store.facts import ModelFacts
@@ -38,8 +39,8 @@ def test_weights_that_can_never_fit_are_refused() -> None:
 def test_a_context_that_does_not_fit_is_told() -> None:
     warning = accept(QWEN_7B, host(24))
     assert warning is not None
-    assert "needs about 22.8 GB and cuda:0 has 24 GB" in warning
-    assert "context of about 110,400 tokens" in warning
+    assert "needs about 24.9 GB and cuda:0 has 24 GB" in warning
+    assert "context of about 74,100 tokens" in warning
     assert accept(QWEN_7B, host(24, max_model_len=32_768)) is None
 
 
@@ -97,7 +98,8 @@ def test_what_is_not_stated_is_no_reason_to_refuse() -> None:
     facts = ModelFacts(architecture="llama", num_parameters=1000, quantization="F32")
     assert why_unsupported(facts) is None
     assert accept(facts, host(1)) is None
-    assert memory_need(facts, host(1)).cache_bytes == 0
+    need = footprint(facts, host(1))
+    assert need.total_bytes(need.context) == need.fixed_bytes
 
 
 @given(
@@ -116,17 +118,19 @@ def test_the_sums_add_up(
         weight_bytes=num_parameters * stored_bits // 8, kv_bytes_per_token=kv_bytes,
     )  # fmt: skip
     here = Host(DeviceMemory(device, total, 0), utilization=0.9)
-    need, tokens = memory_need(facts, here), shortened_context(facts, here)
-    assert 0 <= tokens <= (context or 0)
-    assert need.cache_bytes == (kv_bytes or 0) * (context or 0)
-    if kv_bytes and tokens:
-        assert need.total_bytes - need.cache_bytes + tokens * kv_bytes <= here.usable_bytes
+    need = footprint(facts, here)
+    tokens = need.context_within(here.usable_bytes)
+    assert 0 <= tokens <= need.context == (context or 0)
+    if need.kv_bytes_per_token and tokens:
+        assert need.total_bytes(tokens) <= here.usable_bytes
+    if need.kv_bytes_per_token and tokens < need.context:
+        assert need.total_bytes(tokens + 1) > here.usable_bytes
     try:
         warning = accept(facts, here)
     except TooLargeForDevice:
         assert need.weight_bytes > total
     else:
-        assert (warning is None) == (need.total_bytes <= here.usable_bytes)
+        assert (warning is None) == (need.total_bytes(need.context) <= here.usable_bytes)
 
 
 @pytest.mark.parametrize(

@@ -176,9 +176,9 @@ def test_recommend_shows_its_arithmetic(ram: None, capsys: pytest.CaptureFixture
     assert quire("recommend") == 0
     shown = capsys.readouterr()
     cells = rows_of(shown.out)["qwen3:8b-q4_k_m"]
-    assert cells[:8] == ["5.0", "GB", "1.2", "GB", "537", "MB", "6.8", "GB"]
+    assert cells[:8] == ["5.0", "GB", "1.2", "GB", "497", "MB", "6.7", "GB"]
     assert shown.out.splitlines()[-1] == "Best: quire run qwen3:8b-q4_k_m"
-    assert "RAM has 17.2 GB: Quire may take 15.5 GB of it" in shown.err
+    assert "RAM has 17.2 GB: Quire may take 15.8 GB of it" in shown.err
     assert "36 layers x 8 heads x 128 x 2 bytes for each of 8,192 tokens" in shown.err
     assert "left out: gemma2, gemma3, mistral" in shown.err
 
@@ -189,7 +189,7 @@ def test_recommend_tells_what_is_free_now(monkeypatch: pytest.MonkeyPatch, capsy
     assert quire("recommend") == 0
     shown = capsys.readouterr()
     assert shown.out.splitlines()[-1] == "Best: quire run qwen3:8b"
-    assert "only 14.6 GB of that is free; `quire run qwen3:4b-instruct-2507` fits in that" in shown.err
+    assert "only 15.1 GB of that is free; `quire run qwen3:4b-instruct-2507` fits in that" in shown.err
 
 
 def test_recommend_for_another_machine(ram: None, capsys: pytest.CaptureFixture[str]) -> None:
