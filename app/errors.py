@@ -9,6 +9,7 @@ AppError                    status 500  internal_error
 ├─ NotAllowed               status 403  not_allowed            foreign Host or Origin header
 ├─ JobNotFound              status 404  job_not_found
 ├─ ModelInUse               status 409  model_in_use
+├─ ModelNotLoaded           status 409  model_not_loaded
 ├─ JobStopped               status 409  job_stopped            paused or cancelled by somebody
 ├─ ChatsOff                 status 409  chats_off              save_chats is false
 ├─ UnsupportedMediaType     status 415  unsupported_media_type
@@ -23,6 +24,7 @@ its traceback and answered without.  Knows no web framework: `app.api.error_resp
 from __future__ import annotations
 
 import logging
+import math
 
 from app.schema.error import ErrorBody, ErrorDetail
 from engine.api.errors import EngineError
@@ -126,15 +128,26 @@ class UnsupportedMediaType(AppError):
     code = "unsupported_media_type"
 
 
+class ModelNotLoaded(AppError):
+    """What was asked is about a model in memory, and this one is not there."""
+
+    status = 409
+    code = "model_not_loaded"
+
+
 class QueueFull(AppError):
-    """The model already has as many open requests as `max_queue` allows."""
+    """The model already has as many open requests as `max_queue` allows; another may come in `retry_after_s`."""
 
     status = 429
     code = "queue_full"
 
+    def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
     @property
     def headers(self) -> dict[str, str]:
-        return {"Retry-After": "1"}
+        return {"Retry-After": str(max(1, math.ceil(self.retry_after_s)))}
 
 
 class ShuttingDown(AppError):

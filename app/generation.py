@@ -35,11 +35,11 @@ async def generate(supervisor: Supervisor, job: GenerateJob) -> AsyncGenerator[l
     Close it (`contextlib.aclosing`) to abort.  Raises `EngineError`, `StoreError`, `QueueFull`, and `WrongTask` for a
     model that does not write.
     """
-    resident, model = await supervisor.acquire(job.model)
-    if resident.generator is None:
-        raise wrong_task(job.model, resident.facts.task, "generate")
-    requests = job.requests(resident.sampling_defaults(model), model.preset)
-    with resident.open_requests.one():
+    async with supervisor.serving(job.model, keep_alive=job.keep_alive) as lease:
+        resident = lease.resident
+        if resident.generator is None:
+            raise wrong_task(job.model, resident.facts.task, "generate")
+        requests = job.requests(resident.sampling_defaults(lease.model), lease.model.preset)
         async with aclosing(resident.generator.generate(requests)) as deltas:
             async for delta in deltas:
                 yield delta

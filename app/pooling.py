@@ -42,21 +42,20 @@ async def embed(supervisor: Supervisor, job: EmbedJob) -> list[Pooled]:
 
     Raises `EngineError`, `StoreError`, `QueueFull`, and `app.errors.WrongTask` for a model that makes no vectors.
     """
-    resident, _ = await supervisor.acquire(job.model)
-    pooler = resident.pooler
-    if pooler is None or pooler.stage.pooling.task != "embed":
-        raise wrong_task(job.model, resident.facts.task, "embed")
-    with resident.open_requests.one():
+    async with supervisor.serving(job.model, keep_alive=job.keep_alive) as lease:
+        pooler = lease.resident.pooler
+        if pooler is None or pooler.stage.pooling.task != "embed":
+            raise wrong_task(job.model, lease.resident.facts.task, "embed")
         return await pooler.embed(job.request)
 
 
 async def score(supervisor: Supervisor, job: ScoreJob) -> Scores:
     """One score per pair, in order: of a reranker, or the cosines of an embedding model.  Raises as `embed` does."""
-    resident, _ = await supervisor.acquire(job.model)
-    if resident.pooler is None:
-        raise wrong_task(job.model, resident.facts.task, "score")
-    with resident.open_requests.one():
-        return await resident.pooler.score(job.request)
+    async with supervisor.serving(job.model, keep_alive=job.keep_alive) as lease:
+        pooler = lease.resident.pooler
+        if pooler is None:
+            raise wrong_task(job.model, lease.resident.facts.task, "score")
+        return await pooler.score(job.request)
 
 
 class Pooler:

@@ -13,7 +13,7 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,9 +46,12 @@ from app.log_format import configure_logging
 from app.metrics import Metrics
 from app.residency.acceptance import accept, host_of
 from app.residency.config_facts import config_facts
-from app.residency.devices import measure
+from app.residency.demand import Traffic
+from app.residency.devices import measure_all, process_memory_bytes
 from app.residency.memory import DeviceMemory
 from app.residency.model_loader import ModelLoader
+from app.residency.need_reader import NeedReader
+from app.residency.room import Gauges
 from app.residency.supervisor import Supervisor
 from app.residency_settings import check_shares
 from app.schema.admin import PullRequest
@@ -65,6 +68,7 @@ from store.models import InstalledModel, ModelStore
 from store.paths import DataRoot, user_paths
 from store.progress import CancelCheck, ProgressCallback, PullProgress
 from store.pull import AcceptModel, pull
+from store.usage_db import UsageDb
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +85,7 @@ class Parts:
     database: Path
     jobs_journal: Path
     worker_command: tuple[str, ...] = WORKER_COMMAND
-    measure_memory: Callable[[str], DeviceMemory] = measure
+    measure_devices: Callable[[str], Sequence[DeviceMemory]] = measure_all
 
 
 def real_parts(settings: Settings) -> Parts:
@@ -125,13 +129,14 @@ def build_daemon(settings: Settings, parts: Parts | None, *, request_shutdown: C
     metrics = Metrics()
     database = DatabaseThread(parts.database)
     usage = UsageRecorder(database)
-    supervisor = _supervisor(settings, parts, models, facts, metrics, usage)
+    supervisor = _supervisor(settings, parts, models, facts, metrics, usage, database)
 
     def pull_if_it_can_run(
         request: PullRequest, on_progress: ProgressCallback, is_cancelled: CancelCheck
     ) -> InstalledModel:
         def accept_model(facts: ModelFacts) -> None:
-            host = host_of(settings, parts.measure_memory(settings.device))
+            largest = max(parts.measure_devices(settings.device), key=lambda memory: memory.total_bytes)
+            host = host_of(settings, largest)
             if shortcoming := accept(facts, host):
                 on_progress(PullProgress(shortcoming))
 
@@ -227,7 +232,7 @@ def serve(settings: Settings, parts: Parts | None = None) -> None:
 def _refuse_overfull_shares(settings: Settings, parts: Parts) -> None:
     """Shares that cannot all be kept are an error of the settings, better told now than at the last model's load."""
     if settings.residents:
-        devices = (parts.measure_memory(settings.device).device,)
+        devices = [memory.device for memory in parts.measure_devices(settings.device)]
         check_shares(
             settings.residents,
             limit=settings.memory_limit,
@@ -248,7 +253,13 @@ async def _end_leftovers(database: DatabaseThread) -> None:
 
 
 def _supervisor(
-    settings: Settings, parts: Parts, models: ModelStore, facts: KnownFacts, metrics: Metrics, usage: UsageRecorder
+    settings: Settings,
+    parts: Parts,
+    models: ModelStore,
+    facts: KnownFacts,
+    metrics: Metrics,
+    usage: UsageRecorder,
+    database: DatabaseThread,
 ) -> Supervisor:
     loader = ModelLoader(
         settings,
@@ -258,14 +269,28 @@ def _supervisor(
         usage,
         worker_command=parts.worker_command,
     )
+    read_facts = config_facts if settings.load_format == "dummy" else facts.read
+
+    async def read_traffic(model: str) -> Traffic | None:
+        try:
+            return await database.run(lambda connection: _traffic(UsageDb(connection), model))
+        except DatabaseUnusable:
+            return None
+
     return Supervisor(
         settings,
         loader,
         metrics,
         find_model=models.find,
-        read_facts=config_facts if settings.load_format == "dummy" else facts.read,
-        measure_memory=parts.measure_memory,
+        need_of=NeedReader(settings, read_facts, read_traffic).need_of,
+        gauges=Gauges(parts.measure_devices, process_memory_bytes),
     )
+
+
+def _traffic(usage: UsageDb, model: str) -> Traffic | None:
+    """What a model's requests have been like, for the planner."""
+    found = next((one for one in usage.models() if one.model == model), None)
+    return None if found is None else Traffic(found.num_requests, found.prompt_p99, found.output_max)
 
 
 def _constant(value: Any) -> Provide:

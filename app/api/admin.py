@@ -53,7 +53,7 @@ async def list_installed(models: ModelStore, facts: KnownFacts) -> InstalledMode
 @get("/ps")
 async def list_running(supervisor: Supervisor) -> RunningModels:
     """The models in memory."""
-    return RunningModels(tuple(entry for resident in supervisor.residents for entry in running_entries(resident)))
+    return RunningModels(tuple(entry for state in supervisor.states() for entry in running_entries(state)))
 
 
 @post("/show", dto=JsonBody, status_code=200)

@@ -14,8 +14,7 @@ from app.version import VERSION
 @get("/health", tags=["Daemon"])
 async def health(supervisor: Supervisor) -> Health:
     """Whether the daemon takes requests, and the state of each model in memory."""
-    ready = tuple(HealthModel(name, "ready") for resident in supervisor.residents for name in resident.names)
-    return Health(models=ready + tuple(HealthModel(name, "loading") for name in supervisor.loading))
+    return Health(models=tuple(HealthModel(name, state.state) for state in supervisor.states() for name in state.names))
 
 
 @get("/version", tags=["Daemon"])

@@ -1,61 +1,54 @@
-"""`Supervisor`: which models are resident, and bringing in the one a request names.
+"""`Supervisor`: the models of one daemon, those in memory and those that requests wait for.
 
-Loads one model at a time; requests for the same cold model share one load, and requests
-for resident ones go on meanwhile.  Makes room by stopping the least recently used idle
-model.  Knows no HTTP and no text; called by `app.generation` and the admin routes.
+The composition of the parts that do the work, and what routes and `app.generation` call: a request asks for a lease
+(`serving`) and has it when the model serves; people load, share, pin, put to sleep, wake and stop.  Knows no HTTP and
+no text.  Lives on the event loop.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
-from collections.abc import AsyncGenerator, Callable
-from pathlib import Path
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
 
-from app.errors import ShuttingDown
+from app.errors import ModelNotLoaded, ShuttingDown
 from app.metrics import Metrics
-from app.residency.acceptance import why_unsupported
-from app.residency.memory import DeviceMemory, declared_bytes, least_needed_bytes, worker_budget_bytes
-from app.residency.model_loader import ModelLoader, ResidentModel, worker_key
+from app.residency.arranger import Arranger, NeedOf
+from app.residency.balancer import Balancer
+from app.residency.describe import state_of
+from app.residency.events import EventLog
+from app.residency.ledger import Ledger, Overdrawn
+from app.residency.lifecycle import Lifecycle
+from app.residency.model_loader import ModelLoader, ResidentModel, WorkerKey, worker_key
+from app.residency.model_state import ModelState
+from app.residency.placement import reshare
+from app.residency.room import Gauges, Room
+from app.residency.slot import Phase, Slot, Told
+from app.residency.tenants import DeviceShare, NoRoom, Shrink
+from app.residency.wishes import Wishes
+from app.residency.words import span_text
 from app.settings import Settings
-from engine.api.errors import InsufficientMemory, UnsupportedModel, WorkerDied
+from engine.api.errors import InsufficientMemory, WorkerDied
 from engine.api.wire import Progress
-from store.facts import ModelFacts
 from store.models import InstalledModel
 
-logger = logging.getLogger(__name__)
-
-GIB = 2**30
 SHUTDOWN_GRACE_S = 3.0
 
 
-_WorkerKey = tuple[Path, int | None]
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """A model that serves, and what the request asked for it as."""
 
-
-class Load:
-    """A load under way, with everyone who wants to hear of it."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.task: asyncio.Task[None] | None = None
-        self.listeners: set[asyncio.Queue[Progress | None]] = set()
-
-    def report(self, progress: Progress | None) -> None:
-        for listener in self.listeners:
-            listener.put_nowait(progress)
-
-    async def wait(self) -> None:
-        """Wait for the end; raises what the load raised.  Being cancelled here does not stop the load."""
-        assert self.task is not None
-        await asyncio.wait({self.task})
-        if self.task.cancelled():
-            raise WorkerDied(f"{self.name} was stopped while it was loading; ask again to load it anew.")
-        self.task.result()
+    resident: ResidentModel
+    model: InstalledModel
 
 
 class Supervisor:
-    """Owns all resident models of one daemon; lives on its event loop."""
+    """Owns all models of one daemon."""
 
     def __init__(
         self,
@@ -64,216 +57,302 @@ class Supervisor:
         metrics: Metrics,
         *,
         find_model: Callable[[str], InstalledModel],
-        read_facts: Callable[[Path], ModelFacts],
-        measure_memory: Callable[[str], DeviceMemory],
+        need_of: NeedOf,
+        gauges: Gauges,
     ) -> None:
+        self.events = EventLog()
+        self.ledger = Ledger()
         self._settings = settings
         self._loader = loader
-        self._metrics = metrics
         self._find_model = find_model
-        self._read_facts = read_facts
-        self._measure_memory = measure_memory
-        self._residents: dict[_WorkerKey, ResidentModel] = {}
-        self._loads: dict[_WorkerKey, Load] = {}
+        self._slots: dict[WorkerKey, Slot] = {}
         self._installed: dict[str, InstalledModel] = {}
-        self._load_lock = asyncio.Lock()
-        self._watchers: set[asyncio.Task[None]] = set()
+        self._room = Room(settings, gauges, self.ledger, self._slots)
+        self._lifecycle = Lifecycle(settings, loader, self.ledger, self.events, metrics, self._changed)
+        self._arranger = Arranger(self._slots, self._room, self.ledger, self._lifecycle, self.events, need_of)
+        self._balancer = Balancer(self._slots, self._room, self._lifecycle)
+        self._told = Told(changed=self._changed, used=self._balancer.wake_up, expired=self._expired)
+        self._work: set[asyncio.Task[Any]] = set()
+        self._news = asyncio.Event()
         self._is_closing = False
 
-    @property
-    def residents(self) -> tuple[ResidentModel, ...]:
-        return tuple(self._residents.values())
+    # -- requests --------------------------------------------------------------------------------------------------
 
-    @property
-    def loading(self) -> tuple[str, ...]:
-        return tuple(load.name for load in self._loads.values())
+    @asynccontextmanager
+    async def serving(self, name: str, *, keep_alive: float | None = None) -> AsyncIterator[Lease]:
+        """A lease of the model of this name or alias, which is loaded, woken or waited for first.
 
-    async def acquire(self, name: str) -> tuple[ResidentModel, InstalledModel]:
-        """The resident model that answers for this name or alias, loaded if need be, and what it is to be there.
-
-        Use it before waiting for anything else: an idle model may be stopped at any time.
+        While the lease lasts the model does not leave by itself.  `keep_alive` says how long it stays afterwards, in
+        seconds; None leaves that as it is.  Raises `QueueFull`, `StoreError`, or the `EngineError` for which the model
+        cannot serve.
         """
-        while True:
-            served = self._served(name)
-            if served is not None:
-                return served
-            load = await self._join_load(name)
-            if load is not None:
-                await load.wait()
-
-    async def load(self, name: str) -> AsyncGenerator[Progress, None]:
-        """Load a model and yield progress until it is ready."""
-        load = None if self._served(name) else await self._join_load(name)
-        if load is None:
-            return
-        listener: asyncio.Queue[Progress | None] = asyncio.Queue()
-        load.listeners.add(listener)
+        slot, installed = await self._slot_of(name)
+        place = slot.join()
+        await slot.admitted(place)
         try:
-            while (progress := await listener.get()) is not None:
-                yield progress
+            if slot.model is None:
+                raise WorkerDied(f"{name} ended in the very moment that it was to serve; try again.")
+            yield Lease(slot.model, installed)
         finally:
-            load.listeners.discard(listener)
-        await load.wait()
+            slot.leave(place, keep_alive)
+
+    # -- people ----------------------------------------------------------------------------------------------------
+
+    async def load(
+        self, name: str, *, share: float | None = None, pin: bool | None = None, keep_alive: float | None = None
+    ) -> AsyncGenerator[Progress, None]:
+        """Load or wake a model, kept as these say from now on, and yield progress until it serves.
+
+        Raises as `serving` does.
+        """
+        slot, _ = await self._slot_of(name)
+        slot.is_kept = slot.is_kept or any(wish is not None for wish in (share, pin, keep_alive))
+        if share is not None and slot.phase is Phase.COLD:
+            slot.wishes.share = share
+        elif share is not None:
+            await self._undisturbed(self._set_share(slot, share))
+        if keep_alive is not None:
+            slot.wishes.keep_alive_s = slot.keep_alive_s = keep_alive
+        if pin is not None:
+            self._pin(slot, pin)
+        async for progress in self._bring(slot):
+            yield progress
+
+    async def wake(self, name: str) -> None:
+        """Have a model that sleeps awake again.  Raises `ModelNotLoaded`, or as `serving` does."""
+        async for _ in self._bring(self._here(name)):
+            pass
+
+    async def sleep(self, name: str) -> None:
+        """Move a model's weights to host memory, as soon as its open requests are done; later ones will wake it.
+
+        Raises `ModelNotLoaded`, and the `EngineError` for which it cannot sleep.
+        """
+        await self._undisturbed(self._sleep(self._here(name)))
 
     async def stop(self, name: str) -> bool:
-        """Stop a model, loading or resident; its open requests end with one error each.
+        """End a model, loading or loaded; its requests end with one error each.  False if it was not there.
 
         A worker that answers for other names too goes on, and so do its requests.
         """
-        # A model whose files are gone can still be stopped.
-        known = (model for asked, model in self._installed.items() if name in (asked, model.name))
-        installed = next(known, None)
-        if installed is None:
-            installed = await asyncio.to_thread(self._find_model, name)
-        key, name = worker_key(installed), installed.name
+        installed = await self._installed_as(name)
+        name = installed.name
         self._installed = {asked: model for asked, model in self._installed.items() if model.name != name}
-        load = self._loads.get(key)
-        if load is not None and load.task is not None and load.name == name:
-            load.task.cancel()
-            await asyncio.wait({load.task})
-            return True
-        resident = self._residents.get(key)
-        if resident is None or name not in resident.names:
+        slot = self._slots.get(worker_key(installed))
+        if slot is None or name not in slot.names:
             return False
-        if resident.names == [name]:
-            await self._unload(resident, f"The model {name} was stopped; ask again to load it anew.")
-        else:
-            resident.names.remove(name)
-        return True
+        if slot.names != [name]:
+            slot.names.remove(name)
+            return True
+        was_there = slot.phase is not Phase.COLD or len(slot.line) > 0
+        slot.wishes, slot.failure = Wishes.from_settings(self._settings, installed), ""
+        slot.is_kept = False
+        told = f"The model {name} was stopped; ask again to load it anew."
+        slot.line.refuse(WorkerDied(told))
+        await self._undisturbed(self._lifecycle.end(slot, "unload", "Somebody stopped it.", told=told))
+        return was_there
+
+    async def pin(self, name: str, is_pinned: bool) -> None:
+        """A pinned model leaves only when somebody stops it.  Raises `ModelNotLoaded`."""
+        slot = self._here(name)
+        slot.is_kept = True
+        self._pin(slot, is_pinned)
+
+    async def set_share(self, name: str, share: float) -> None:
+        """Give a model a share of its device; others give what they do not use, and nobody has to leave.
+
+        Raises `ModelNotLoaded`, and `InsufficientMemory` with the share that there is room for.
+        """
+        slot = self._here(name)
+        await self._undisturbed(self._set_share(slot, share))
+        slot.is_kept = True
+
+    # -- what there is ---------------------------------------------------------------------------------------------
+
+    @property
+    def residents(self) -> tuple[ResidentModel, ...]:
+        """The models that have a worker."""
+        return tuple(slot.model for slot in self._slots.values() if slot.model is not None)
+
+    def states(self) -> tuple[ModelState, ...]:
+        """All models that are in memory, asked for, or failed."""
+        held = {entry.name: entry.held_bytes for entry in self.ledger}
+        now, epoch_now = asyncio.get_running_loop().time(), time.time()
+        return tuple(
+            state_of(
+                slot,
+                held_bytes=held.get(slot.name, 0),
+                device_bytes=self._room.total_bytes(slot.device),
+                now=now,
+                epoch_now=epoch_now,
+            )
+            for slot in self._slots.values()
+            if slot.phase is not Phase.COLD or slot.line or slot.failure
+        )
+
+    async def devices(self) -> tuple[DeviceShare, ...]:
+        """The devices that models go to or are on, measured now."""
+        usual = {device.name: device for device in await self._room.measure()}
+        return tuple({**usual, **{device.name: device for device in await self._room.measure_in_use()}}.values())
 
     def is_resident(self, name: str) -> bool:
-        """Whether the model of this canonical name is loaded or being loaded."""
-        return name in self.loading or any(name in resident.names for resident in self.residents)
+        """Whether the model of this canonical name is in memory or on its way."""
+        return any(name in slot.names and slot.phase is not Phase.COLD for slot in self._slots.values())
 
     def observe_stats(self) -> None:
         """Bring the metrics up to date with every worker's latest report."""
-        for resident in self._residents.values():
-            self._observe(resident)
+        for resident in self.residents:
+            self._lifecycle.observe(resident)
 
     async def close(self, grace_s: float = SHUTDOWN_GRACE_S) -> None:
         """Stop everything, loads included; open requests have `grace_s` to finish, then end with one error each."""
         self._is_closing = True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(grace_s):
-                for resident in self.residents:
-                    await resident.open_requests.idle.wait()
-        loads = [load.task for load in self._loads.values() if load.task is not None]
-        for task in loads:
-            task.cancel()
-        await asyncio.gather(*loads, return_exceptions=True)
+                while any(slot.num_leases for slot in self._slots.values()):
+                    await self._next_change()
+        await self._arranger.close()
+        await self._balancer.close()
         reason = "The daemon is shutting down."
-        await asyncio.gather(*(self._unload(resident, reason) for resident in self.residents))
-        await asyncio.gather(*self._watchers, return_exceptions=True)
+        for slot in self._slots.values():
+            slot.line.refuse(ShuttingDown("The daemon is shutting down; start it again and repeat the request."))
+        slots = tuple(self._slots.values())
+        await asyncio.gather(*(self._lifecycle.end(slot, "unload", reason, told=reason) for slot in slots))
+        await self._lifecycle.close()
+        await asyncio.gather(*self._work, return_exceptions=True)
         self._loader.close()
+        self.events.close()
 
-    def _served(self, name: str) -> tuple[ResidentModel, InstalledModel] | None:
-        """Who answers for a name that was asked for before, if it is resident."""
+    # -- within ----------------------------------------------------------------------------------------------------
+
+    async def _bring(self, slot: Slot) -> AsyncGenerator[Progress, None]:
+        """Wait in line as a request does, with progress, and then only let the keep-alive begin."""
+        listener: asyncio.Queue[Progress | None] = asyncio.Queue()
+        slot.progress_listeners.add(listener)
+        place = slot.join(is_request=False)
+        place.add_done_callback(lambda _: listener.put_nowait(None))
+        try:
+            while (progress := await listener.get()) is not None:
+                yield progress
+        finally:
+            slot.progress_listeners.discard(listener)
+            if slot.line.leave(place):
+                slot.leave(place)
+            self._changed()
+        await place
+
+    async def _sleep(self, slot: Slot) -> None:
+        if slot.phase is Phase.READY:
+            slot.phase, slot.note = Phase.DRAINING, "finishes its requests before it sleeps"
+        while slot.phase is Phase.DRAINING and not slot.is_idle:
+            await self._next_change()
+        async with self._room.deciding:
+            if slot.phase is Phase.ASLEEP:
+                return
+            if slot.phase is not Phase.DRAINING or slot.model is None:
+                raise ModelNotLoaded(f"{slot.name} is not in memory, or on its way; `quire ps` shows it.")
+            await self._lifecycle.sleep(slot, "Somebody put it to sleep.")
+
+    async def _set_share(self, slot: Slot, share: float) -> None:
+        async with self._room.deciding:
+            if slot.phase not in (Phase.READY, Phase.DRAINING):
+                slot.wishes.share = share
+                self.events.record("share", slot.name, f"Its share will be {share:g} when it is awake.")
+                return
+            device = next(one for one in await self._room.measure_in_use() if one.name == slot.device)
+            tenants = self._room.tenants_on(device.name)
+            tenant = next(one for one in tenants if one.name == slot.name)
+            now = asyncio.get_running_loop().time()
+            found = reshare(tenant, share, device=device, tenants=tenants, now=now)
+            if isinstance(found, NoRoom):
+                self.events.record("refuse", slot.name, found.sentence, device=device.name)
+                raise InsufficientMemory(found.sentence)
+            by_name = {one.name: one for one in self._slots.values()}
+            for action, why in zip(found.actions, found.reasons, strict=False):
+                assert isinstance(action, Shrink), "nobody leaves for another's share"
+                await self._lifecycle.resize(by_name[action.name], action.kv_bytes, device, why)
+            try:
+                await self._lifecycle.resize(slot, found.kv_bytes, device, f"its share is {share:g} now.")
+            except Overdrawn as error:
+                raise InsufficientMemory(f"Others gave less than was expected of them: {error} Try again.") from error
+            slot.wishes.share = share
+            self.events.record("share", slot.name, f"Its share is {share:g} of {device.name}.", device=device.name)
+
+    def _pin(self, slot: Slot, is_pinned: bool) -> None:
+        if slot.wishes.is_pinned != is_pinned:
+            slot.wishes.is_pinned = is_pinned
+            why = "It stays until somebody stops it." if is_pinned else "It may leave again."
+            self.events.record("pin", slot.name, why, device=slot.device)
+        slot.run_down()
+        self._changed()
+
+    async def _slot_of(self, name: str) -> tuple[Slot, InstalledModel]:
+        """The slot that answers for a name or alias; a model that is there is not looked up again."""
         installed = self._installed.get(name)
-        resident = self._residents.get(worker_key(installed)) if installed else None
-        if installed is None or resident is None or resident.worker.failure is not None:
-            return None
-        return (resident, installed) if installed.name in resident.names else None
-
-    async def _join_load(self, name: str) -> Load | None:
-        """The load of this model, started if there is none; None if it just became resident."""
-        installed = await asyncio.to_thread(self._find_model, name)
-        self._installed[name] = installed
+        slot = self._slots.get(worker_key(installed)) if installed else None
+        if installed is None or slot is None or slot.model is None or installed.name not in slot.names:
+            installed = await asyncio.to_thread(self._find_model, name)
+            self._installed[name] = installed
+            slot = self._slots.get(worker_key(installed)) or self._new_slot(installed)
+            if installed.name not in slot.names:
+                slot.names.append(installed.name)
         if self._is_closing:
             raise ShuttingDown("The daemon is shutting down; start it again and repeat the request.")
+        return slot, installed
+
+    def _new_slot(self, installed: InstalledModel) -> Slot:
+        """Its name is the model's, unless an older version of that is still there."""
+        taken = {slot.name for slot in self._slots.values()}
+        candidates = (installed.name, *(f"{installed.name} ({number})" for number in range(2, len(taken) + 3)))
+        name = next(name for name in candidates if name not in taken)
+        wishes = Wishes.from_settings(self._settings, installed)
         key = worker_key(installed)
-        resident = self._residents.get(key)
-        if resident is not None and resident.worker.failure is None:
-            if installed.name not in resident.names:
-                resident.names.append(installed.name)
-            return None
-        load = self._loads.get(key)
-        if load is None:
-            load = self._loads[key] = Load(installed.name)
-            load.task = asyncio.create_task(self._load(installed, load))
-            # Everyone who waited may have left; a failure is logged where it happens.
-            load.task.add_done_callback(lambda task: task.cancelled() or task.exception())
-        return load
+        slot = self._slots[key] = Slot(key, installed, name, wishes, self._settings.max_queue, self._told)
+        return slot
 
-    async def _load(self, installed: InstalledModel, load: Load) -> None:
-        try:
-            async with self._load_lock:
-                resident = await self._load_with_room(installed, load)
-                self._residents[worker_key(installed)] = resident
-            watcher = asyncio.create_task(self._watch(resident))
-            self._watchers.add(watcher)
-            watcher.add_done_callback(self._watchers.discard)
-            logger.info("%s is ready: %s", installed.name, _summary(resident))
-        except Exception as error:
-            logger.error("%s could not be loaded: %s", installed.name, error)
-            raise
-        finally:
-            del self._loads[worker_key(installed)]
-            load.report(None)
+    async def _installed_as(self, name: str) -> InstalledModel:
+        """A model whose files are gone can still be stopped."""
+        for asked, installed in self._installed.items():
+            if name in (asked, installed.name):
+                return installed
+        return await asyncio.to_thread(self._find_model, name)
 
-    async def _load_with_room(self, installed: InstalledModel, load: Load) -> ResidentModel:
-        facts = await asyncio.to_thread(self._read_facts, installed.path)
-        if reason := why_unsupported(facts):
-            raise UnsupportedModel(reason)
-        while True:
-            budget_bytes = await self._make_room(installed, facts)
-            logger.info("Loading %s within %.2f GiB", installed.name, budget_bytes / GIB)
-            try:
-                return await self._loader.load(installed, budget_bytes, load.report)
-            except InsufficientMemory:
-                if not await self._evict_one():
-                    raise
+    def _here(self, name: str) -> Slot:
+        """The slot of a model that has a worker."""
+        for asked, installed in self._installed.items():
+            slot = self._slots.get(worker_key(installed))
+            if name in (asked, installed.name) and slot is not None and slot.model is not None:
+                return slot
+        raise ModelNotLoaded(f"{name} is not in memory; load it with `quire load {name}`.")
 
-    async def _make_room(self, installed: InstalledModel, facts: ModelFacts) -> int:
-        """The memory budget in bytes of a new worker, after stopping as many idle models as that takes."""
-        while True:
-            memory = await asyncio.to_thread(self._measure_memory, self._settings.device)
-            needed_bytes = least_needed_bytes(facts, memory.device, self._settings.quantization)
-            declared = [declared_bytes(resident.facts) for resident in self._residents.values()]
-            budget_bytes = worker_budget_bytes(memory, self._settings.memory_limit, declared)
-            if budget_bytes >= needed_bytes:
-                return budget_bytes
-            if not await self._evict_one():
-                raise InsufficientMemory(
-                    f"{installed.name} needs at least {needed_bytes / GIB:.2f} GiB of {memory.device} but only "
-                    f"{max(0, budget_bytes) / GIB:.2f} GiB are left for it; stop a model or another program, or "
-                    "choose a smaller model."
-                )
+    def _changed(self) -> None:
+        for slot in [slot for slot in self._slots.values() if slot.is_blank]:
+            del self._slots[slot.key]
+        self._news.set()
+        self._arranger.wake_up()
 
-    async def _evict_one(self) -> bool:
-        """Stop the idle model that was used least recently; false if none is idle."""
-        idle = [resident for resident in self._residents.values() if resident.is_idle]
-        if not idle:
-            return False
-        oldest = min(idle, key=lambda resident: resident.open_requests.last_used_at)
-        logger.info("Stopping %s to make room", oldest.name)
-        await self._unload(oldest, f"The model {oldest.name} was stopped to make room for another; ask again.")
-        return True
+    async def _next_change(self) -> None:
+        self._news.clear()
+        await self._news.wait()
 
-    async def _watch(self, resident: ResidentModel) -> None:
-        """Clean up after a worker that failed by itself; the next request then loads a fresh one."""
-        await resident.worker.failed.wait()
-        if self._residents.get(worker_key(resident.installed)) is resident:
-            logger.error("%s is no longer resident: %s", resident.name, resident.worker.failure)
-            await self._unload(resident, str(resident.worker.failure))
+    def _expired(self, slot: Slot) -> None:
+        """Nobody has asked for a model during its keep-alive; for as long it is told why one is not there."""
+        if slot.phase is Phase.COLD:
+            slot.failure = ""
+            self._changed()
+        elif slot.phase in (Phase.READY, Phase.ASLEEP) and slot.is_idle:
+            why = f"Nobody asked for it for {span_text(slot.keep_alive_s)}." if slot.keep_alive_s else "It is not kept."
+            self._lifecycle.start_end(slot, "unload", why)
 
-    async def _unload(self, resident: ResidentModel, reason: str) -> None:
-        key = worker_key(resident.installed)
-        if self._residents.get(key) is resident:
-            del self._residents[key]
-            self._observe(resident)
-            self._metrics.forget_engine(resident.name)
-            await resident.worker.close(self._settings.worker_stop_timeout_s, reason)
+    def _start(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        task = asyncio.create_task(work)
+        self._work.add(task)
+        task.add_done_callback(self._work.discard)
+        return task
 
-    def _observe(self, resident: ResidentModel) -> None:
-        current = resident.worker.stats
-        self._metrics.observe_engine(resident.name, resident.seen_stats, current)
-        resident.seen_stats = current
-
-
-def _summary(resident: ResidentModel) -> str:
-    facts = resident.facts
-    return (
-        f"{facts.architecture} on {facts.device}, {facts.num_kv_tokens:,} tokens of KV cache, maximum concurrency "
-        f"for {facts.max_model_len:,} tokens per request {facts.max_concurrency:.2f}x, "
-        f"loaded in {facts.load_seconds:.1f} s"
-    )
+    async def _undisturbed(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do something to its end, also when whoever wanted it leaves."""
+        task = self._start(work)
+        # Its exception counts as seen then.
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        await asyncio.shield(task)

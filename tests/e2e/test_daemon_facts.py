@@ -148,20 +148,20 @@ def write_broken(folder: Path) -> list[Path]:
     return models
 
 
-async def test_broken_files_are_answered_and_take_nothing_down(
-    daemon: FakeDaemon, http: httpx.AsyncClient, tmp_path: Path
-) -> None:
+async def test_broken_files_are_answered_and_take_nothing_down(tmp_path: Path) -> None:
     sound = write_tiny_model(tmp_path / "sound")
-    for model in write_broken(tmp_path / "broken"):
-        body = {"model": str(model), "messages": [{"role": "user", "content": "hello"}]}
-        shown = await http.post("/api/show", json={"model": str(model)})
-        asked = await http.post("/v1/chat/completions", json=body)
-        expected = 200 if model.name == "tokenizer" else 422  # showing a model reads no tokenizer
-        assert (shown.status_code, asked.status_code) == (expected, 422), model
-        assert asked.json()["error"]["message"].count("\n") == 0
+    with running_daemon(tmp_path / "daemon") as daemon:
+        async with httpx.AsyncClient(base_url=daemon.base_url, trust_env=False, timeout=30) as http:
+            for model in write_broken(tmp_path / "broken"):
+                body = {"model": str(model), "messages": [{"role": "user", "content": "hello"}]}
+                shown = await http.post("/api/show", json={"model": str(model)})
+                asked = await http.post("/v1/chat/completions", json=body)
+                expected = 200 if model.name == "tokenizer" else 422  # showing a model reads no tokenizer
+                assert (shown.status_code, asked.status_code) == (expected, 422), model
+                assert asked.json()["error"]["message"].count("\n") == 0
 
-    body = {"model": str(sound), "messages": [{"role": "user", "content": "hello"}]}
-    answer = await http.post("/v1/chat/completions", json=body)
-    assert answer.json()["choices"][0]["message"]["content"] == "hello"
-    assert daemon.process.poll() is None
-    assert "Traceback" not in daemon.log_text()
+            body = {"model": str(sound), "messages": [{"role": "user", "content": "hello"}]}
+            answer = await http.post("/v1/chat/completions", json=body)
+        assert answer.json()["choices"][0]["message"]["content"] == "hello"
+        assert daemon.process.poll() is None
+        assert "Traceback" not in daemon.log_text()

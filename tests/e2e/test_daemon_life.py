@@ -25,10 +25,10 @@ MIB = 2**20
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeDaemon]:
-    """Keep-alive frames come fast, and memory is 1 GiB, of which models may use 0.9."""
+    """Keep-alive frames come fast, and memory is 4 GiB, of which models may use 0.92."""
     directory = tmp_path_factory.mktemp("daemon")
     with running_daemon(
-        directory, QUIRE_KEEP_ALIVE_INTERVAL_S="0.1", QUIRE_TEST_MEMORY_BYTES=str(1024 * MIB)
+        directory, QUIRE_KEEP_ALIVE_INTERVAL_S="0.1", QUIRE_TEST_MEMORY_BYTES=str(4096 * MIB)
     ) as daemon:
         yield daemon
 
@@ -153,10 +153,11 @@ async def test_keep_alive_frames_fill_a_long_wait(http: httpx.AsyncClient, tmp_p
 
 
 async def test_the_least_recently_used_idle_model_makes_room(http: httpx.AsyncClient, tmp_path: Path) -> None:
-    # Each holds 1,024 tokens × 300 KiB = 300 MiB of the 921 MiB that models may use.
-    behaviour = {"bytes_per_token": 300 * 1024, "needed_bytes": 300 * MIB}
+    # Each takes 700 MiB and what a step works in, of the 3,768 MiB that models may have together.
+    names = ("first", "second", "third", "fourth")
     first, second, third, fourth = (
-        write_tiny_model(tmp_path / name, behaviour=behaviour) for name in ("first", "second", "third", "fourth")
+        write_tiny_model(tmp_path / name, behaviour={"fixed_bytes": 1100 * MIB}, weight_bytes=700 * MIB)
+        for name in names
     )
     for name in await resident_names(http):
         await http.post("/api/stop", json={"model": name})
@@ -166,17 +167,28 @@ async def test_the_least_recently_used_idle_model_makes_room(http: httpx.AsyncCl
     assert (await ask(http, fourth)).status_code == 200
 
     assert await resident_names(http) == {str(first), str(third), str(fourth)}
-    budgets = [loads(model)[0][1] for model in (first, second)]
-    assert budgets == [int(1024 * MIB * 0.9), int(1024 * MIB * 0.9) - 300 * MIB - 4000]
+    assert all(1100 * MIB <= budget <= 1300 * MIB for model in (first, fourth) for _, budget in loads(model))
+
+
+async def test_a_worker_that_needs_more_than_was_planned_gets_more(http: httpx.AsyncClient, tmp_path: Path) -> None:
+    model = write_tiny_model(tmp_path / "surprising", behaviour={"fixed_bytes": 700 * MIB})
+
+    assert (await ask(http, model)).status_code == 200
+
+    budgets = [budget for _, budget in loads(model)]
+    assert budgets[0] < 700 * MIB <= budgets[1]
+    assert len(budgets) == 2
 
 
 async def test_a_model_that_fits_nowhere_is_refused(http: httpx.AsyncClient, tmp_path: Path) -> None:
-    model = write_tiny_model(tmp_path / "huge", behaviour={"needed_bytes": 2000 * MIB})
+    model = write_tiny_model(tmp_path / "huge", weight_bytes=8000 * MIB)
 
     response = await ask(http, model)
 
     assert response.status_code == 507
     assert response.json()["error"]["code"] == "insufficient_memory"
+    assert "choose a smaller" in response.json()["error"]["message"]
+    assert loads(model) == []
 
 
 async def test_loading_reports_progress_until_ready(http: httpx.AsyncClient, tmp_path: Path) -> None:
@@ -290,7 +302,10 @@ def test_open_answers_end_properly_at_shutdown(tmp_path: Path, stream: bool) -> 
     with running_daemon(tmp_path / "daemon", QUIRE_KEEP_ALIVE_INTERVAL_S="0.2") as daemon, ThreadPoolExecutor() as pool:
         url = f"{daemon.base_url}/v1/chat/completions"
         asking = pool.submit(httpx.post, url, json=chat(model, stream=stream), trust_env=False, timeout=30)
-        while '"num_requests":1' not in httpx.get(f"{daemon.base_url}/api/ps", trust_env=False).text:
+        is_open = False
+        while not is_open:
+            running = httpx.get(f"{daemon.base_url}/api/ps", trust_env=False).json()["models"]
+            is_open = any(entry["pid"] and entry["num_requests"] == 1 for entry in running)
             time.sleep(0.02)
         daemon.process.terminate()
         answer = asking.result()

@@ -111,7 +111,7 @@ def main() -> None:
         parts = replace(
             real_parts(settings),
             worker_command=(sys.executable, str(Path(__file__).with_name("worker.py"))),
-            measure_memory=lambda device: DeviceMemory("cpu", total_bytes, 0),
+            measure_devices=lambda device: (DeviceMemory("cpu", total_bytes, 0),),
         )
         serve(settings, parts)
     except (AppError, StoreError) as error:

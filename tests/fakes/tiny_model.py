@@ -17,8 +17,13 @@ EOS = "<|end|>"
 CHAT_TEMPLATE = "{{ messages[-1]['content'] }}"
 
 
-def write_tiny_model(directory: Path, *, behaviour: dict[str, Any] | None = None) -> Path:
-    """Write the model; `behaviour` is for `tests.fakes.worker`."""
+def write_tiny_model(
+    directory: Path, *, behaviour: dict[str, Any] | None = None, weight_bytes: int | None = None
+) -> Path:
+    """Write the model; `behaviour` is for `tests.fakes.worker`.
+
+    `weight_bytes` of weights are a hole in the file, and take no disk.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     vocabulary = {EOS: 0} | {char: 1 + i for i, char in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
@@ -28,8 +33,12 @@ def write_tiny_model(directory: Path, *, behaviour: dict[str, Any] | None = None
     tokenizer.save(str(directory / "tokenizer.json"))
     _write_json(directory / "tokenizer_config.json", {"eos_token": EOS, "chat_template": CHAT_TEMPLATE})
     _write_json(directory / "config.json", {"model_type": "llama", "max_position_embeddings": 512})
-    header = json.dumps({"weight": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}).encode()
-    (directory / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(8))
+    num_bytes = weight_bytes or 8
+    weight = {"dtype": "F32", "shape": [num_bytes // 4], "data_offsets": [0, num_bytes]}
+    header = json.dumps({"weight": weight}).encode()
+    with (directory / "model.safetensors").open("wb") as file:
+        file.write(struct.pack("<Q", len(header)) + header)
+        file.truncate(8 + len(header) + num_bytes)
     if behaviour is not None:
         _write_json(directory / "fake_worker.json", behaviour)
     return directory

@@ -28,6 +28,8 @@ from engine.pooling.config import read_pooling
 
 BLOCK_SIZE = 16
 NUM_BLOCKS = 64
+MOST_BLOCKS = 128
+FIXED_BYTES = 4000
 MAX_MODEL_LEN = 512
 VOCAB_SIZE = 257
 EMBEDDING_LENGTH = 8
@@ -35,16 +37,16 @@ POOLED_TOKENS_A_STEP = 256
 
 
 class Behaviour(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`load_error` is (code, message); `bytes_per_token` makes the KV pool look large.
+    """`load_error` is (code, message); `fixed_bytes` is what it holds besides its KV cache of `bytes_per_token`.
 
-    Below a budget of `needed_bytes` the worker refuses with insufficient_memory;
+    With a budget below `fixed_bytes` the worker refuses with insufficient_memory;
     after `die_after_steps` it exits as if it had crashed.
     """
 
     load_delay_s: float = 0.0
     load_error: tuple[str, str] | None = None
     die_while_loading: bool = False
-    needed_bytes: int = 0
+    fixed_bytes: int = FIXED_BYTES
     step_delay_s: float = 0.0
     is_stalled: bool = False
     die_after_steps: int | None = None
@@ -117,6 +119,32 @@ class FakeEngine:
     num_steps: int = 0
     num_prompt_tokens: int = 0
     num_generated: int = 0
+    num_blocks: int = NUM_BLOCKS
+    is_asleep: bool = False
+
+    @property
+    def num_used_blocks(self) -> int:
+        return sum(sequence.num_blocks for sequence in self.sequences.values())
+
+    def memory(self) -> wire.WorkerMemory:
+        return wire.WorkerMemory(
+            num_kv_blocks=0 if self.is_asleep else self.num_blocks,
+            max_model_len=MAX_MODEL_LEN,
+            fixed_bytes=0 if self.is_asleep else self.behaviour.fixed_bytes,
+            host_bytes=self.behaviour.fixed_bytes if self.is_asleep else 0,
+            is_asleep=self.is_asleep,
+        )
+
+    def change(self, frame: wire.ResizeCache | wire.Sleep | wire.Wake) -> wire.Memory | wire.Refused:
+        """Do what a call about memory asks."""
+        if isinstance(frame, wire.Sleep):
+            if self.sequences:
+                return wire.Refused(frame.call_id, "engine_busy", "The model has open sequences.")
+            self.is_asleep = True
+        else:
+            self.is_asleep = False
+            self.num_blocks = max(1, self.num_used_blocks, min(frame.num_blocks, MOST_BLOCKS))
+        return wire.Memory(frame.call_id, self.memory(), 0.0)
 
     def submit(self, prompt: Prompt) -> None:
         self.sequences[prompt.sequence_id] = FakeSequence(prompt)
@@ -146,11 +174,10 @@ class FakeEngine:
         return scheduled
 
     def stats(self) -> wire.EngineStats:
-        used = sum(sequence.num_blocks for sequence in self.sequences.values())
         return wire.EngineStats(
             num_running=len(self.sequences),
-            num_free_blocks=NUM_BLOCKS - used,
-            num_blocks=NUM_BLOCKS,
+            num_free_blocks=self.num_blocks - self.num_used_blocks,
+            num_blocks=self.num_blocks,
             prompt_tokens_total=self.num_prompt_tokens,
             generation_tokens_total=self.num_generated,
             prefix_query_tokens_total=self.num_prompt_tokens,
@@ -177,6 +204,8 @@ def serve(socket: zmq.Socket[bytes]) -> None:
                 for sequence_id in frame.sequence_ids:
                     engine.sequences.pop(sequence_id, None)
                 socket.send(wire.encode(wire.Steps((), engine.stats())))
+            elif isinstance(frame, wire.ResizeCache | wire.Sleep | wire.Wake):
+                socket.send(wire.encode(engine.change(frame)))
             elif isinstance(frame, wire.Shutdown) and not engine.behaviour.ignore_shutdown:
                 return
             has_work = bool(engine.sequences) and not engine.behaviour.is_stalled
@@ -193,7 +222,7 @@ def load(behaviour: Behaviour, start: wire.Start, socket: zmq.Socket[bytes]) -> 
     if behaviour.die_while_loading:
         os._exit(9)
     error = behaviour.load_error
-    if (start.config.memory_budget_bytes or 0) < behaviour.needed_bytes:
+    if (start.config.memory_budget_bytes or 0) < behaviour.fixed_bytes:
         error = ("insufficient_memory", "The weights do not fit.")
     if error is not None:
         socket.send(wire.encode(wire.Fatal(*error)))
@@ -213,7 +242,9 @@ def facts(behaviour: Behaviour, model: Path) -> wire.WorkerFacts:
         max_model_len=MAX_MODEL_LEN,
         vocab_size=VOCAB_SIZE,
         num_parameters=1000,
-        weight_bytes=4000,
+        weight_bytes=behaviour.fixed_bytes,
+        fixed_bytes=behaviour.fixed_bytes,
+        max_kv_blocks=MOST_BLOCKS,
         kv_bytes_per_token=behaviour.bytes_per_token,
         num_kv_blocks=NUM_BLOCKS,
         block_size=BLOCK_SIZE,

@@ -1,0 +1,42 @@
+"""`Wishes`: how somebody wants a model to be kept, whether it is in memory at this moment or not.
+
+They begin as what the settings say, `quire load`, `quire share` and the like change them, and they last until the
+model is stopped.  Read by `app.residency.slot` and whatever places a model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from app.settings import Settings
+from store.models import InstalledModel
+from store.names import parse_model_name
+
+
+@dataclass(slots=True)
+class Wishes:
+    """`share` is a fraction of the device's memory, None: as much as its traffic needs.
+
+    `keep_alive_s` is for how long it stays after its last request, `math.inf` for ever.  A pinned model leaves only
+    at somebody's wish.  `device` is "auto" or a device; `max_model_len` is None where the settings of all models hold.
+    """
+
+    share: float | None
+    keep_alive_s: float
+    device: str
+    is_pinned: bool = False
+    max_model_len: int | None = None
+
+    @classmethod
+    def from_settings(cls, settings: Settings, installed: InstalledModel) -> Wishes:
+        """What `[[resident]]` says of this model, or what holds for all."""
+        for resident in settings.residents:
+            if installed.name == parse_model_name(resident.model).text:
+                return cls(
+                    share=settings.gpu_memory_utilization if resident.share is None else resident.share,
+                    keep_alive_s=settings.keep_alive if resident.keep_alive is None else resident.keep_alive,
+                    is_pinned=resident.pin,
+                    device=resident.device or settings.device,
+                    max_model_len=resident.max_model_len,
+                )
+        return cls(share=settings.gpu_memory_utilization, keep_alive_s=settings.keep_alive, device=settings.device)
