@@ -132,6 +132,7 @@ class EncoderLoop:
         """See `engine.engine.Engine`."""
         if self._is_asleep:
             self._weights.wake()
+            self._weights.settle()
             self._is_asleep, self._host_bytes = False, 0
         return self.memory()
 

@@ -134,12 +134,14 @@ class EngineLoop:
         """See `engine.engine.Engine`."""
         if not self._is_asleep:
             return self.resize_cache(num_blocks)
+        # The driver is asked for the cache's memory while the weights are being copied.
         self._weights.wake()
         try:
             num_blocks = self._attention.resize(max(1, min(num_blocks, self._attention.max_blocks)))
         except EngineError:
             self._host_bytes = self._weights.sleep()
             raise
+        self._weights.settle()
         self._is_asleep, self._host_bytes = False, 0
         self._runner.forget_blocks(num_blocks)
         self._scheduler.resize(num_blocks)

@@ -41,7 +41,8 @@ class DeviceWeights:
         self._arena.grow_to(max(1, expected_bytes))
         self._bytes = self._arena.tensor()
         self._used_bytes = 0
-        self._asleep_in: PinnedMemory | None = None
+        self._kept_in: PinnedMemory | None = None
+        self._waking_since = 0.0
         self._tidying: threading.Thread | None = None
 
     @property
@@ -58,8 +59,11 @@ class DeviceWeights:
 
     def sleep(self) -> int:
         """See `WeightMemory.sleep`: copied to pinned memory while that is found, then unmapped."""
-        if self._asleep_in is not None:
-            return self._asleep_in.num_bytes
+        if self._kept_in is not None:
+            # Asleep, or called back while waking: what is in RAM is still the whole.
+            self._driver.synchronize()
+            self._arena.unmap_all()
+            return self._kept_in.num_bytes
         self._finish_tidying()
         started = time.perf_counter()
         host = PinnedMemory(self._driver, self._used_bytes, chunk_bytes=self._chunk_bytes)
@@ -76,30 +80,31 @@ class DeviceWeights:
         self._arena.unmap_all()
         # Workspace of steps that will not come soon.
         torch.cuda.empty_cache()
-        self._asleep_in = host
+        self._kept_in = host
         log.info("weights of %.2f GiB put to sleep in %.2f s", host.num_bytes / 2**30, time.perf_counter() - started)
         return host.num_bytes
 
     def wake(self) -> None:
-        """See `WeightMemory.wake`."""
-        host = self._asleep_in
+        """See `WeightMemory.wake`: the copies are queued, chunk by chunk."""
+        host = self._kept_in
         if host is None:
             return
-        started = time.perf_counter()
+        self._waking_since = time.perf_counter()
         self._arena.grow_to(self._used_bytes)
-        mapped = time.perf_counter()
         start = 0
         for chunk in host.chunks:
             self._bytes[start : start + len(chunk)].copy_(chunk, non_blocking=True)
             start += len(chunk)
+
+    def settle(self) -> None:
+        """See `WeightMemory.settle`."""
+        host = self._kept_in
+        if host is None:
+            return
         self._driver.synchronize()
-        self._asleep_in = None
-        log.info(
-            "weights of %.2f GiB woken: memory in %.3f s, copied in %.3f s",
-            host.num_bytes / 2**30,
-            mapped - started,
-            time.perf_counter() - mapped,
-        )
+        self._kept_in = None
+        seconds = time.perf_counter() - self._waking_since
+        log.info("weights of %.2f GiB woken in %.3f s", host.num_bytes / 2**30, seconds)
         # Giving gigabytes of pages back takes as long as a first token may.
         self._tidying = threading.Thread(target=host.close, name="pinned-memory", daemon=True)
         self._tidying.start()
@@ -129,3 +134,6 @@ class SleeplessWeights:
 
     def wake(self) -> None:
         """They never left."""
+
+    def settle(self) -> None:
+        """Nothing is under way."""

@@ -9,10 +9,12 @@ the captured function computes.
 
 from __future__ import annotations
 
+import gc
 import logging
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -144,7 +146,7 @@ class GraphLadder:
             # Once outside the graph, so that libraries load and kernels compile.
             self._forward(inputs, size)
             torch.cuda.synchronize(self._device)
-            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            with _no_collection(), torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
                 outputs = self._forward(inputs, size)
         except torch.cuda.OutOfMemoryError:
             log.warning("No memory for the graph of %s %d; such steps go on without one.", self.name, size)
@@ -156,3 +158,15 @@ class GraphLadder:
         log.info("captured the graph of %s %d in %.0f ms", self.name, size, milliseconds)
         self.on_capture(size)
         return captured
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """No garbage is collected: another engine's graphs may be part of it, and to end one is not allowed meanwhile."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

@@ -28,11 +28,15 @@ class WeightMemory(Protocol):
         ...
 
     def wake(self) -> None:
-        """Have the weights where they were, ready for work on the current stream.
+        """Have the weights where they were, ready for work on the current stream; `settle` must follow, or `sleep`.
 
         Nothing changes for weights that are awake.  Raises `InsufficientMemory` where the device's memory does not
         suffice; they stay asleep then.
         """
+        ...
+
+    def settle(self) -> None:
+        """Wait until a wake is complete, and let go what was kept for it."""
         ...
 
 
@@ -57,3 +61,6 @@ class LastingWeights:
 
     def wake(self) -> None:
         """They never left."""
+
+    def settle(self) -> None:
+        """Nothing is under way."""

@@ -60,6 +60,22 @@ def test_weights_sleep_and_wake_where_they_were_as_often_as_wished():
         assert max(driver.pinned.values()) == CHUNK
         weights.wake()
         assert all(torch.equal(parameter, copy) for parameter, copy in zip(parameters, copies, strict=True))
+        weights.settle()
+    wait_until_unpinned(driver)
+    assert driver.pinned == {}
+
+
+def test_weights_called_back_while_they_wake_sleep_on():
+    driver = FakeDriver(TOTAL, ALIGNMENT_BYTES)
+    weights, parameters, copies = filled(driver)
+    weights.sleep()
+    pinned = dict(driver.pinned)
+    weights.wake()
+    assert weights.sleep() == used_bytes(parameters)
+    assert (weights.mapped_bytes, driver.pinned) == (0, pinned)
+    weights.wake()
+    weights.settle()
+    assert all(torch.equal(parameter, copy) for parameter, copy in zip(parameters, copies, strict=True))
     wait_until_unpinned(driver)
     assert driver.pinned == {}
 

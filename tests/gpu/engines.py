@@ -97,6 +97,7 @@ def capture_graphs(engine: EngineLoop) -> None:
 
 
 def free_bytes() -> int:
-    """Free memory of the GPU; tests that compare it, or fill the GPU, use the fixture `alone_on_the_gpu`."""
+    """Free memory of the GPU, less what torch keeps for nothing; tests that compare it use `alone_on_the_gpu`."""
     torch.cuda.synchronize()
+    torch.cuda.empty_cache()
     return torch.cuda.mem_get_info()[0]
