@@ -86,7 +86,7 @@ def shape_of_config(config: Mapping[str, Any]) -> ModelShape:
     return ModelShape(
         architecture=architecture,
         classes=tuple(filter(None, map(identifier, classes))) if isinstance(classes, list) else (),
-        context_length=_first_size(text, "max_position_embeddings", "n_positions", "seq_length"),
+        context_length=_context_length(text, architecture),
         embedding_length=hidden_size,
         num_layers=num_layers,
         num_heads=num_heads,
@@ -104,6 +104,15 @@ def shape_of_config(config: Mapping[str, Any]) -> ModelShape:
         or _product(_USUAL_WIDENING, hidden_size),
         vocab_size=_first_size(text, "vocab_size"),
     )
+
+
+def _context_length(text: Mapping[str, Any], architecture: str) -> int | None:
+    """How many tokens the position table serves: RoBERTa counts from after the id of the padding token."""
+    rows = _first_size(text, "max_position_embeddings", "n_positions", "seq_length")
+    if rows is None or "roberta" not in architecture:
+        return rows
+    padding_id = text.get("pad_token_id")
+    return size(rows - 1 - (padding_id if type(padding_id) is int else 1))
 
 
 def _num_labels(config: Mapping[str, Any], classes: object) -> int | None:

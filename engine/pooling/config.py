@@ -21,6 +21,7 @@ from engine.pooling.sentence_files import SentenceFiles, read_json_if_there, rea
 from store.errors import BrokenFile
 from store.formats.gguf import read_gguf_header
 from store.formats.part_names import part_paths
+from store.shape import shape_of_config
 
 PoolingMode = Literal["mean", "cls", "last"]
 Activation = Literal["sigmoid", "none"]
@@ -158,17 +159,8 @@ def _max_length(path: Path, config: Mapping[str, Any], files: SentenceFiles | No
     stated = files.max_length if files is not None else None
     if stated is None:
         stated = _length(read_json_if_there(path / "tokenizer_config.json").get("model_max_length"))
-    lengths = [length for length in (stated, num_positions(config)) if length is not None]
+    lengths = [length for length in (stated, shape_of_config(config).context_length) if length is not None]
     return min(lengths, default=None)
-
-
-def num_positions(config: Mapping[str, Any]) -> int | None:
-    """How many tokens the position table of config.json serves: RoBERTa begins to count after the padding's id."""
-    positions = _length(config.get("max_position_embeddings"))
-    if positions is None or not str(config.get("model_type")).endswith("roberta"):
-        return positions
-    padding_id = config.get("pad_token_id")
-    return max(1, positions - 1 - (padding_id if type(padding_id) is int else 1))
 
 
 def _length(value: object) -> int | None:
@@ -196,6 +188,7 @@ def _is_named_reranker(path: Path) -> bool:
 
     The name is that of its file or directory, or of its repository in a cache of the hub.
     """
+    path = path.absolute()
     names = [path.name]
     snapshot = path if path.is_dir() else path.parent
     if snapshot.parent.name == "snapshots":

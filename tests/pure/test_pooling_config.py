@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.api.errors import BrokenCheckpoint, UnsupportedModel
-from engine.pooling.config import ModelPooling, num_positions, read_pooling
+from engine.pooling.config import ModelPooling, read_pooling
 from tests.fakes.gguf_files import gguf_bytes, keys_of
 
 BERT = {"model_type": "bert", "architectures": ["BertModel"], "max_position_embeddings": 512}
@@ -236,14 +236,6 @@ def test_no_content_of_a_file_is_a_crash(tmp_path_factory: pytest.TempPathFactor
     )  # fmt: skip
     found = read_pooling(path)
     assert found is not None and found.mode == "mean"
-
-
-@pytest.mark.parametrize(
-    ("config", "expected"),
-    [(BERT, 512), (XLM_R, 512), ({"model_type": "roberta", "max_position_embeddings": 130}, 128)],
-)
-def test_roberta_counts_positions_from_after_the_padding(config: dict[str, Any], expected: int) -> None:
-    assert num_positions(config) == expected
 
 
 @given(st.floats(allow_nan=False))

@@ -36,6 +36,19 @@ GPT2 = {"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "n_pos
 
 
 @pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"model_type": "bert", "max_position_embeddings": 512}, 512),
+        ({"model_type": "xlm-roberta", "max_position_embeddings": 8194, "pad_token_id": 1}, 8192),
+        ({"model_type": "roberta", "max_position_embeddings": 130}, 128),
+        ({"model_type": "roberta", "max_position_embeddings": 2}, None),
+    ],
+)
+def test_roberta_counts_positions_from_after_the_padding(config: dict[str, Any], expected: int | None) -> None:
+    assert shape_of_config(config).context_length == expected
+
+
+@pytest.mark.parametrize(
     ("config", "dtype", "num_bytes"),
     [
         (TINYLLAMA, "float16", 22_528),
