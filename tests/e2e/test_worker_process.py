@@ -7,16 +7,23 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal
 
+import numpy as np
 import pytest
 import zmq
 
 from engine.api import wire
 from engine.api.config import EngineConfig
 from engine.api.output import StepOutput
-from engine.api.request import Prompt
+from engine.api.request import Pooling, Prompt
 from engine.api.sampling import SamplingParams
-from tests.fakes.checkpoints import write_gguf_checkpoint, write_hf_checkpoint, write_tokenizer
+from tests.fakes.checkpoints import (
+    write_encoder_checkpoint,
+    write_gguf_checkpoint,
+    write_hf_checkpoint,
+    write_tokenizer,
+)
 
 GREEDY = SamplingParams(temperature=0.0)
 
@@ -155,6 +162,38 @@ def test_its_memory_changes_while_it_serves_and_it_sleeps_when_idle(worker: Work
     worker.send(wire.Submit((Prompt(5, (5, 6, 7), 2, GREEDY),)))
     outputs, stats = worker.steps_until_finished({5})
     assert (outputs[5][-1].finish_reason, stats.num_blocks) == ("length", 20)
+
+
+def test_an_encoder_pools_sleeps_and_wakes(worker: WorkerPeer, tmp_path: Path):
+    write_encoder_checkpoint(tmp_path, "bert")
+    ready = worker.start(config_for(tmp_path))
+    assert isinstance(ready, wire.Ready)
+    assert (ready.facts.task, ready.facts.embedding_length, ready.facts.num_kv_blocks) == ("embed", 64, 0)
+
+    def texts(*sequence_ids: int, kind: Literal["embed", "score"] = "embed") -> wire.Submit:
+        pooling = Pooling(kind)
+        return wire.Submit(tuple(Prompt(one, (4 + one % 3, 5, 6), 0, GREEDY, pooling=pooling) for one in sequence_ids))
+
+    worker.send(texts(*range(1, 10)))
+    outputs, stats = worker.steps_until_finished(set(range(1, 10)))
+    assert {len(steps) for steps in outputs.values()} == {1}
+    assert {len(steps[0].pooled) for steps in outputs.values()} == {4 * 64}
+    assert outputs[1][0].pooled != outputs[2][0].pooled
+    assert (stats.num_running, stats.num_waiting, stats.prompt_tokens_total) == (0, 0, 27)
+
+    worker.send(texts(10, kind="score"))
+    outputs_of_refused, _ = worker.steps_until_finished({10})
+    assert "makes vectors" in str(outputs_of_refused[10][0].error_message)
+
+    worker.send(wire.Sleep(1))
+    assert isinstance(asleep := worker.receive(), wire.Memory) and asleep.memory.is_asleep
+    worker.send(wire.Wake(2, 0))
+    assert isinstance(awake := worker.receive(), wire.Memory)
+    assert (awake.memory.is_asleep, awake.memory.fixed_bytes) == (False, ready.facts.fixed_bytes)
+    worker.send(texts(12))
+    again, _ = worker.steps_until_finished({12})
+    vectors = (np.frombuffer(one, dtype="<f4") for one in (again[12][0].pooled, outputs[3][0].pooled))
+    np.testing.assert_allclose(*vectors, atol=1e-6)
 
 
 def test_a_prompt_that_cannot_run_is_refused_alone(worker: WorkerPeer, checkpoint: Path):
