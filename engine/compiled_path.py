@@ -1,6 +1,7 @@
 """The compiled path of an engine on the CPU: which models take it, and what it is made of.
 
 Imports the compiled path only where a model takes it.  Called by `engine.build`; `engine.cpu` does the work.
+`engine.compiled_encoder` is the counterpart for encoders.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from engine.runner.rows import RowTable
 
 if TYPE_CHECKING:
     from engine.cpu.ops import CompiledOps
+    from engine.cpu.team import Team
     from engine.runner.recorded_steps import RecordedSteps
 
 log = logging.getLogger(__name__)
@@ -59,27 +61,32 @@ class CompiledPath:
     ) -> RecordedSteps:
         """Record the model's step, for a team of threads that starts now."""
         from engine.attention.compiled_paged import CompiledPagedAttention
-        from engine.cpu.team import Team
         from engine.runner.recorded_steps import RecordedSteps
 
         assert isinstance(attention, CompiledPagedAttention)
-        config, share = self._config, cpu_share()
-        size = config.num_threads or share.threads
-        spins = config.wait_policy == "spin" or (config.wait_policy == "auto" and size <= share.threads)
-        # torch is left with sampling, whose threads would wait on the cores that the team computes on.
-        torch.set_num_threads(1)
-        folder = self._code_folder
-        team = Team(size, spins=spins, cpus=share.cores if config.pin_threads else (), code_folder=folder)
-        log.info("CPU threads: %d of %d cores, %s", size, len(share.cores), "spinning" if spins else "yielding")
         return RecordedSteps(
             model,
             self.ops,
             attention,
             rows,
-            team,
+            start_team(self._config, self._code_folder),
             max_num_batched_tokens=max_num_batched_tokens,
-            code_folder=folder,
+            code_folder=self._code_folder,
         )
+
+
+def start_team(config: EngineConfig, code_folder: Path | None) -> Team:
+    """The threads that compute, as many as the config wants; torch keeps one."""
+    from engine.cpu.team import Team
+
+    share = cpu_share()
+    size = config.num_threads or share.threads
+    spins = config.wait_policy == "spin" or (config.wait_policy == "auto" and size <= share.threads)
+    # torch is left with sampling and heads, whose threads would wait on the cores that the team computes on.
+    torch.set_num_threads(1)
+    team = Team(size, spins=spins, cpus=share.cores if config.pin_threads else (), code_folder=code_folder)
+    log.info("CPU threads: %d of %d cores, %s", size, len(share.cores), "spinning" if spins else "yielding")
+    return team
 
 
 def choose_compiled_path(

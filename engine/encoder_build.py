@@ -18,6 +18,7 @@ from engine.api.errors import InsufficientMemory
 from engine.api.wire import WorkerFacts
 from engine.attention.ragged import select_ragged_attention
 from engine.build import OnProgress, prepare_device, weights_that_stay
+from engine.compiled_encoder import CompiledEncoder, choose_compiled_encoder
 from engine.encoder_sizing import EncoderLimits, EncoderSizer, choose_limits
 from engine.loading.checkpoint import Checkpoint, open_checkpoint
 from engine.loading.loader import encoder_weight_bytes, load_encoder
@@ -53,21 +54,25 @@ def build_encoder(config: EngineConfig, on_progress: OnProgress) -> EncoderParts
     """Load the model.  Raises `UnsupportedModel`, `BrokenCheckpoint`, `InsufficientMemory` or `InvalidParameter`."""
     device = devices.resolve_device(config.device)
     in_use_before = devices.device_memory_in_use(device)
-    prepare_device(config, device)
+    folder = prepare_device(config, device)
     on_progress("reading the checkpoint", 0, 0)
     checkpoint = open_checkpoint(Path(config.model), config.load_format)
     pooling = read_pooling(Path(config.model))
     assert pooling is not None, "an encoder always pools"
     shape = encoder_class(checkpoint.config).config_class.from_hf(checkpoint.config)
     limits = choose_limits(config, shape, pooling, device)
-    model, weights = _load(config, checkpoint, device, on_progress)
+    dtype = resolve_encoder_dtype(config.dtype, str(checkpoint.config.get("dtype") or ""), device)
+    compiled = choose_compiled_encoder(config, shape, dtype, device, folder)
+    model, weights = _load(config, checkpoint, dtype, device, compiled, on_progress)
     attention = select_ragged_attention(shape.num_heads, shape.head_dim, model.dtype, device)
-    steps = TorchEncoderSteps(model, attention, pooling, device)
-    runner = EncoderRunner(steps, pooling, num_types=shape.num_types)
+    runner = EncoderRunner(TorchEncoderSteps(model, attention, pooling, device), pooling, num_types=shape.num_types)
 
     on_progress("measuring the workspace", 0, 0)
     sizer = EncoderSizer(config, model, weights, runner, device, in_use_before)
     limits, use = sizer.fit(limits)
+    if compiled is not None:
+        on_progress("compiling the step", 0, 0)
+        runner = EncoderRunner(compiled.steps(model, pooling.mode, limits), pooling, num_types=shape.num_types)
     facts = _describe(config, model, pooling, limits, use, device)
     for note in facts.notes:
         log.warning("%s", note)
@@ -93,9 +98,13 @@ def resolve_encoder_dtype(name: str, checkpoint_dtype: str, device: torch.device
 
 
 def _load(
-    config: EngineConfig, checkpoint: Checkpoint, device: torch.device, on_progress: OnProgress
+    config: EngineConfig,
+    checkpoint: Checkpoint,
+    dtype: torch.dtype,
+    device: torch.device,
+    compiled: CompiledEncoder | None,
+    on_progress: OnProgress,
 ) -> tuple[EncoderModel, WeightMemory]:
-    dtype = resolve_encoder_dtype(config.dtype, str(checkpoint.config.get("dtype") or ""), device)
     # Checked first, because a process that runs out of memory is killed without a word.
     needed_bytes, budget_bytes = encoder_weight_bytes(checkpoint, dtype), devices.memory_budget_bytes(config, device)
     if needed_bytes >= budget_bytes:
@@ -109,6 +118,7 @@ def _load(
         device=device,
         dtype=dtype,
         on_progress=lambda done, total: on_progress("loading weights", done, total),
+        packed_ops=compiled.ops if compiled is not None else None,
         memory=memory,
     )
     return model, memory or weights_that_stay(model, device)

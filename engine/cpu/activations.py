@@ -42,6 +42,13 @@ def uses_amx() -> bool:
     return isa.has_amx
 
 
+def splits_floats() -> bool:
+    """Whether an encoder's products are of numbers in two halves of bfloat16, by the processor's unit for those."""
+    isa = host_isa()
+    assert isa is not None, "this processor is not served"
+    return isa.has_amx_floats
+
+
 def packed_row_bytes(columns: int) -> int:
     """What one row of quantised activations takes."""
     return -(-columns // GROUP) * ACTIVATION_BYTES

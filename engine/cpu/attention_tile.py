@@ -130,8 +130,8 @@ def _soften(
     builder = emit.builder
     rows = Loop(emit, INT64(tile.rows), [scores, INT64(0)])
     place, row = rows.values
-    _mask(emit, place, builder.add(visible, builder.udiv(row, INT64(tile.heads))), num_vectors)
-    peak = _largest(emit, place, num_vectors)
+    hide_from(emit, place, builder.add(visible, builder.udiv(row, INT64(tile.heads))), num_vectors)
+    peak = largest(emit, place, num_vectors)
     vectors = Loop(emit, num_vectors, [place, emit.floats(0.0).value])
     vector, total = vectors.values
     weight = exp2(emit, emit.load_floats(vector) - peak)
@@ -143,7 +143,7 @@ def _soften(
     rows.close([emit.at(place, _ROW_BYTES), emit.at(row, 1)])
 
 
-def _mask(emit: Emitter, scores: ir.Value, seen: ir.Value, num_vectors: ir.Value) -> None:
+def hide_from(emit: Emitter, scores: ir.Value, seen: ir.Value, num_vectors: ir.Value) -> None:
     """Put scores from number `seen` on, which may be negative or beyond the end, below all others."""
     builder = emit.builder
     last = builder.sub(num_vectors, INT64(1))
@@ -162,7 +162,7 @@ def _mask(emit: Emitter, scores: ir.Value, seen: ir.Value, num_vectors: ir.Value
     loop.close([emit.at(place, VECTOR_BYTES), (Lanes(emit, token) + emit.ints(LANES)).value])
 
 
-def _largest(emit: Emitter, scores: ir.Value, num_vectors: ir.Value) -> Lanes:
+def largest(emit: Emitter, scores: ir.Value, num_vectors: ir.Value) -> Lanes:
     """The largest score of a row, in every lane."""
     loop = Loop(emit, num_vectors, [scores, emit.floats(LOWEST).value])
     place, peaks = loop.values

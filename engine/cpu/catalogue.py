@@ -6,11 +6,12 @@ Imports none of the modules that hold them, which need the compiler.  Used by wh
 
 from __future__ import annotations
 
-from engine.cpu.activations import max_block_rows, uses_amx
-from engine.cpu.attention_shape import AttentionShape
+from engine.cpu.activations import max_block_rows, splits_floats, uses_amx
+from engine.cpu.attention_shape import AttentionShape, max_sums
 from engine.cpu.kernel import Kernel
 
 _PACK, _ROWS, _FLOATS = "engine.cpu.pack_kernels", "engine.cpu.row_kernels", "engine.cpu.float_kernels"
+_NORMS = "engine.cpu.layer_norm"
 
 
 def matrix_kernel(bits: int, is_symmetric: bool) -> Kernel:
@@ -87,6 +88,36 @@ def store_kernel(head_dim: int, block_size: int, item_bytes: int, has_norms: boo
 def attention_kernel(shape: AttentionShape, block_size: int, item_bytes: int) -> Kernel:
     constants = (shape.head_dim, shape.group, shape.max_sums, block_size, item_bytes)
     return Kernel("engine.cpu.attention_kernels", "attention", constants)
+
+
+def split_matrix_kernel(has_gelu: bool) -> Kernel:
+    """This one and `split_attention_kernel` are for processors that `splits_floats` is true of."""
+    return Kernel("engine.cpu.split_kernels", "split_matrix", (has_gelu,))
+
+
+def gelu_floats_kernel() -> Kernel:
+    return Kernel(_FLOATS, "gelu_floats", (max_block_rows(),))
+
+
+def layer_norm_kernel() -> Kernel:
+    return Kernel(_NORMS, "layer_norm", (splits_floats(), max_block_rows()))
+
+
+def embed_norm_kernel() -> Kernel:
+    return Kernel(_NORMS, "embed_norm", (splits_floats(), max_block_rows()))
+
+
+def split_attention_kernel(head_dim: int) -> Kernel:
+    return Kernel("engine.cpu.split_attention", "split_attention", (head_dim,))
+
+
+def float_attention_kernel(head_dim: int) -> Kernel:
+    return Kernel("engine.cpu.float_attention", "float_attention", (head_dim, max_sums(), max_block_rows()))
+
+
+def pool_kernel(mode: int) -> Kernel:
+    """`mode` is a place in `engine.cpu.ragged_shape.POOLING_MODES`."""
+    return Kernel("engine.cpu.pooling_kernels", "pool", (mode,))
 
 
 def lead_kernel() -> Kernel:

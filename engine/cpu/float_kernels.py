@@ -20,6 +20,7 @@ from engine.cpu.activations import FLOAT_ACTIVATION_BYTES as ACTIVATION_BYTES
 from engine.cpu.activations import FLOAT_GROUP as GROUP
 from engine.cpu.activations import LANES
 from engine.cpu.float_tile import float_tile, load_number, tiles_at_once, vector_bytes
+from engine.cpu.gelu import gelu
 from engine.cpu.kernel import Body
 from engine.cpu.lanes import Emitter, Lanes
 from engine.cpu.memory import claim, float32s, int32s, int64s, read_arguments
@@ -129,6 +130,12 @@ def _write_gated(typing_context: Any, gate: Any, up: Any, target: Any) -> tuple[
     return _writer(2, gated)
 
 
+@intrinsic
+def _write_gelu(typing_context: Any, source: Any, target: Any) -> tuple[Any, Any]:
+    """Write the GELU of 16 float32."""
+    return _writer(1, lambda emit, sources: gelu(emit, emit.load_floats(sources[0])))
+
+
 @numba.njit(error_model="numpy")
 def _place(packed, row, group, num_groups, height):
     """The address of one row's inputs of one group, in packed activations."""
@@ -182,6 +189,24 @@ def gate_floats(most_rows: int) -> Body:
                 gate = source + row * stride + group * GROUP * 4
                 _write_gated(gate, gate + columns * 4, _place(packed, row, group, num_groups, height))
             piece = claim(arguments)
+
+    return kernel
+
+
+def gelu_floats(most_rows: int) -> Body:
+    """GELU of a row.  Arguments as of `plain_floats`."""
+
+    def kernel(arguments, step, rank, size):
+        source, stride, columns, packed, rows_at = read_arguments(arguments, 5)
+        num_rows = int64s(step, 8)[rows_at]
+        height = block_rows(num_rows, most_rows)
+        num_groups = columns // GROUP
+        row = claim(arguments)
+        while row < num_rows:
+            for group in range(num_groups):
+                place = _place(packed, row, group, num_groups, height)
+                _write_gelu(source + row * stride + group * GROUP * 4, place)
+            row = claim(arguments)
 
     return kernel
 

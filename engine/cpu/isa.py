@@ -24,6 +24,7 @@ _FLAGS = {
     "avxvnni": "avx_vnni",
     "amx-tile": "amx_tile",
     "amx-int8": "amx_int8",
+    "amx-bf16": "amx_bf16",
 }
 """LLVM's names of the features that `choose_isa` asks for, and Linux's."""
 
@@ -38,12 +39,14 @@ class Isa:
     """How this processor multiplies.
 
     `dot_product`: how eight-bit products are summed; `tile_rows`: rows of a matrix tile that registers can hold;
-    `has_amx`: whether there is a unit that multiplies whole tiles of eight-bit numbers.
+    `has_amx` and `has_amx_floats`: whether there is a unit that multiplies whole tiles, of eight-bit numbers and of
+    bfloat16.
     """
 
     dot_product: DotProduct
     tile_rows: int
     has_amx: bool = False
+    has_amx_floats: bool = False
 
 
 def choose_isa(machine: str, features: frozenset[str]) -> Isa | None:
@@ -57,7 +60,8 @@ def choose_isa(machine: str, features: frozenset[str]) -> Isa | None:
     if machine not in ("x86_64", "AMD64") or not {"avx2", "fma", "f16c"} <= features:
         return None
     if {"avx512vnni", "avx512f", "avx512bw"} <= features:
-        return Isa("vnni512", 16, has_amx={"amx-tile", "amx-int8"} <= features)
+        has_amx, has_amx_floats = ({"amx-tile", numbers} <= features for numbers in ("amx-int8", "amx-bf16"))
+        return Isa("vnni512", 16, has_amx=has_amx, has_amx_floats=has_amx_floats)
     return Isa("vnni256" if "avxvnni" in features else "maddubs", 4)
 
 
@@ -90,8 +94,8 @@ def host_isa() -> Isa | None:
     Where it has AMX, the process may use it from now on, unless the system refuses.
     """
     isa = choose_isa(platform.machine(), _features())
-    if isa is not None and isa.has_amx and not _allow_amx():
-        return replace(isa, has_amx=False)
+    if isa is not None and (isa.has_amx or isa.has_amx_floats) and not _allow_amx():
+        return replace(isa, has_amx=False, has_amx_floats=False)
     return isa
 
 

@@ -113,9 +113,12 @@ class Lanes:
         return self.emit.builder.extract_element(folded.value, INT32(0))
 
     def shuffled(self, order: Sequence[int]) -> Lanes:
+        return self.merged(Lanes(self.emit, ir.Constant(self.value.type, ir.Undefined)), order)
+
+    def merged(self, other: Lanes, order: Sequence[int]) -> Lanes:
+        """The lanes that `order` names: those of `other` count from 16 on."""
         mask = ir.Constant(ir.VectorType(INT32, LANES), list(order))
-        undefined = ir.Constant(self.value.type, ir.Undefined)
-        return self._with(self.emit.builder.shuffle_vector(self.value, undefined, mask))
+        return self._with(self.emit.builder.shuffle_vector(self.value, other.value, mask))
 
     def _with(self, value: ir.Value) -> Lanes:
         return Lanes(self.emit, value)

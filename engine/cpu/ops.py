@@ -16,6 +16,7 @@ from engine.cpu import catalogue
 from engine.cpu.activations import FLOAT_GROUP, GROUP, float_row_bytes, packed_row_bytes
 from engine.cpu.program import Recorder, float_bits
 from engine.layers.packed_floats import FLOAT_DTYPES, FloatMatrix
+from engine.layers.packed_splits import SplitMatrix
 from engine.layers.packed_weight import PackedMatrix, PackedWeight
 
 
@@ -158,7 +159,7 @@ class CompiledOps:
         return self._recorder
 
 
-def _num_groups(matrix: PackedMatrix | FloatMatrix) -> int:
+def _num_groups(matrix: PackedMatrix | FloatMatrix | SplitMatrix) -> int:
     """Groups of inputs as the matrix's kernels count them."""
     group = GROUP if isinstance(matrix, PackedMatrix) else FLOAT_GROUP
     return -(-matrix.in_features // group)
@@ -172,6 +173,7 @@ def _activation_bytes(weight: PackedWeight) -> int:
     return float_row_bytes(weight.in_features)
 
 
-def _format(matrix: FloatMatrix) -> int:
+def _format(matrix: FloatMatrix | SplitMatrix) -> int:
     """The number by which kernels know the matrix's dtype."""
+    assert isinstance(matrix, FloatMatrix), "split matrices are for `engine.cpu.encoder_ops`"
     return FLOAT_DTYPES.index(matrix.data.dtype)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import ctypes
 import struct
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -54,9 +54,12 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class _Buffer:
+    """`packed` is where its rows also are as a product takes them, if anywhere; `stride` 0 means only there."""
+
     address: int
     stride: int
     rows: int
+    packed: int | None = None
 
 
 class Program:
@@ -129,6 +132,24 @@ class Recorder:
         num_rows = self._num_rows(rows)
         return self._handle((num_rows, columns), _Buffer(self._reserve(num_rows * stride), stride, rows))
 
+    def token_numbers(self) -> tuple[torch.Tensor, np.ndarray]:
+        """A handle of int32 [max_tokens], and its memory, which the caller fills before each step."""
+        memory = np.zeros(self.max_tokens, dtype=np.int32)
+        self._memory.append(memory)
+        return self._handle((self.max_tokens,), _Buffer(memory.ctypes.data, 4, NUM_TOKENS)), memory
+
+    def packed_rows(self, columns: int, packed: int) -> torch.Tensor:
+        """A handle of rows that are only where `packed` says, as a product takes them."""
+        return self._handle((self.max_tokens, columns), _Buffer(packed, 0, NUM_TOKENS, packed))
+
+    def note_packed(self, handle: torch.Tensor, packed: int) -> None:
+        """Note that the rows of a handle's buffer are at `packed` too, as a product takes them."""
+        self._buffers[id(handle)] = replace(self._buffer_of(handle), packed=packed)
+
+    def packed(self, handle: torch.Tensor) -> int | None:
+        """Where a handle's rows are as a product takes them, if anywhere."""
+        return self._buffer_of(handle).packed
+
     def scratch(self, bytes_per_row: int, rows: int = NUM_TOKENS) -> int:
         """The address of memory without a shape, for instructions that follow one another."""
         return self._reserve(self._num_rows(rows) * bytes_per_row)
@@ -142,7 +163,9 @@ class Recorder:
 
     def stride(self, handle: torch.Tensor) -> int:
         """Bytes from row to row of a handle's buffer."""
-        return self._buffer_of(handle).stride
+        stride = self._buffer_of(handle).stride
+        assert stride, "these rows are packed for a product, and for nothing else"
+        return stride
 
     def rows(self, handle: torch.Tensor) -> int:
         """Which of the step's numbers counts the rows of a handle: NUM_TOKENS or NUM_SAMPLES."""

@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
 from engine.kernels.ops import Ops, Weight
+from engine.layers.packed_weight import CodedRows, PackedWeight
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,4 +66,12 @@ class EncoderOps(Ops[Weight], Protocol[Weight]):
         norm: NormWeights,
     ) -> torch.Tensor:
         """Project, add, normalise: hidden [T, K], weight [N, K], residual [T, N] -> [T, N]."""
+        ...
+
+
+class PackedEncoderOps(EncoderOps[PackedWeight], Protocol):
+    """Those of packed weights, which also say how these are packed."""
+
+    def pack(self, parts: Sequence[CodedRows | torch.Tensor]) -> PackedWeight:
+        """The weight whose outputs are those of `parts`, floats [N, K] of one input width, one after the other."""
         ...

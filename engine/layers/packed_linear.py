@@ -12,7 +12,7 @@ import torch
 
 from engine.kernels.ops import Ops
 from engine.layers.linear import Product
-from engine.layers.packed_weight import CodedRows, PackedWeight, pack
+from engine.layers.packed_weight import CodedRows, PackedWeight
 from engine.layers.placement import Placement
 from engine.layers.rms_norm import RmsNorm
 from engine.layers.weight_slot import CopySlot, WeightSlot
@@ -25,6 +25,7 @@ class PackedLayer(torch.nn.Module):
         super().__init__()
         assert placement.packed_ops is not None
         self._ops: Ops[PackedWeight] = placement.packed_ops
+        self._pack = placement.pack
         self._in_features = in_features
         self._parts = dict(parts)
         self._arrived: dict[str, CodedRows | torch.Tensor] = {}
@@ -50,7 +51,7 @@ class PackedLayer(torch.nn.Module):
         """Take one part over, as it shall be packed; the last one completes the weight."""
         self._arrived[part] = rows
         if len(self._arrived) == len(self._parts):
-            self._weight = pack([self._arrived[name] for name in self._parts])
+            self._weight = self._pack([self._arrived[name] for name in self._parts])
             self._arrived.clear()
 
     def part_slots(self) -> Iterator[tuple[str, WeightSlot]]:

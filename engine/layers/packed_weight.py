@@ -1,6 +1,6 @@
 """`PackedWeight`: matrices in the order in which a compiled product reads them, quantised or plain floats.
 
-Floats are `engine.layers.packed_floats.FloatMatrix`.
+Floats are `engine.layers.packed_floats.FloatMatrix`, or `engine.layers.packed_splits.SplitMatrix`.
 
 A quantised weight [N, K] is cut into tiles of 16 outputs and groups of 32 inputs, with unsigned codes of 4 or 8
 bits, and a float16 scale for each output and group.  A weight is scale · code + minimum, with a float16 minimum too,
@@ -26,6 +26,7 @@ from typing import Literal, get_args
 import torch
 
 from engine.layers.packed_floats import TILE_OUTPUTS, FloatMatrix, pack_floats
+from engine.layers.packed_splits import SplitMatrix
 
 Bits = Literal[4, 8]
 
@@ -148,12 +149,12 @@ class PackedMatrix:
 
 @dataclass(frozen=True, slots=True)
 class PackedWeight:
-    """Several matrices of one input whose outputs lie side by side: all quantised, or all floats.
+    """Several matrices of one input whose outputs lie side by side: all quantised, all floats, or all split.
 
     All segments but the last have a multiple of 16 outputs.
     """
 
-    segments: tuple[PackedMatrix | FloatMatrix, ...]
+    segments: tuple[PackedMatrix | FloatMatrix | SplitMatrix, ...]
 
     def __post_init__(self) -> None:
         assert len({(type(segment), segment.in_features) for segment in self.segments}) == 1
@@ -169,7 +170,7 @@ class PackedWeight:
 
     @property
     def is_quantized(self) -> bool:
-        """Which of the two its segments are."""
+        """Whether its segments are codes, which need quantised activations."""
         return isinstance(self.segments[0], PackedMatrix)
 
     @property

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
 from engine.kernels.ops import Ops
-from engine.layers.packed_weight import PackedWeight
+from engine.layers.packed_weight import CodedRows, PackedWeight, pack
 from engine.layers.weight_slot import empty_parameter
 
 
@@ -24,7 +25,7 @@ class ParameterMemory(Protocol):
 class Placement:
     """Handed down from a model to its layers when they are built.
 
-    With `packed_ops`, matrices are packed (`engine.layers.packed_linear`) and all else is in `dtype`.
+    With `packed_ops`, matrices are packed (`engine.layers.packed_linear`) by `pack`, and all else is in `dtype`.
     Parameters are on `device`, in `memory` if there is one.
     """
 
@@ -33,6 +34,7 @@ class Placement:
     ops: Ops[torch.Tensor]
     packed_ops: Ops[PackedWeight] | None = None
     memory: ParameterMemory | None = None
+    pack: Callable[[Sequence[CodedRows | torch.Tensor]], PackedWeight] = pack
 
     def parameter(self, *shape: int) -> torch.nn.Parameter:
         """An uninitialised parameter here, which never needs a gradient."""

@@ -17,7 +17,7 @@ import torch
 
 from engine.api.config import Quantization
 from engine.api.errors import BrokenCheckpoint, UnsupportedModel
-from engine.kernels.encoder_ops import EncoderOps
+from engine.kernels.encoder_ops import PackedEncoderOps
 from engine.kernels.ops import Ops
 from engine.kernels.torch_ops import TorchOps
 from engine.layers.packed_floats import float_shape
@@ -118,7 +118,7 @@ def load_encoder(
     device: torch.device,
     dtype: torch.dtype,
     on_progress: Callable[[int, int], None],
-    packed_ops: EncoderOps[PackedWeight] | None = None,
+    packed_ops: PackedEncoderOps | None = None,
     memory: ParameterMemory | None = None,
 ) -> EncoderModel:
     """An encoder on `device` with all weights in `dtype`; with `packed_ops` its layers' matrices are packed floats.

@@ -14,19 +14,18 @@ from typing import ClassVar
 import torch
 
 from engine.attention.ragged import RaggedAttention
-from engine.kernels.encoder_ops import EmbeddingTables, EncoderOps
+from engine.kernels.encoder_ops import EmbeddingTables, EncoderOps, PackedEncoderOps
 from engine.kernels.torch_encoder_ops import TorchEncoderOps
 from engine.layers.layer_norm import LayerNorm
 from engine.layers.linear import Linear
 from engine.layers.packed_linear import PackedLinear
-from engine.layers.packed_weight import PackedWeight
 from engine.layers.placement import ParameterMemory, Placement
 from engine.layers.select import new_linear
 from engine.layers.weight_slot import CopySlot, WeightSlot, slots_under
 from engine.models.encoder_config import EncoderConfig
 from engine.models.loadable import LoadableModel
 
-AnyEncoderOps = EncoderOps[torch.Tensor] | EncoderOps[PackedWeight]
+AnyEncoderOps = EncoderOps[torch.Tensor] | PackedEncoderOps
 
 
 class Embeddings(torch.nn.Module):
@@ -122,7 +121,7 @@ class EncoderModel(LoadableModel):
         *,
         device: torch.device,
         dtype: torch.dtype,
-        packed_ops: EncoderOps[PackedWeight] | None = None,
+        packed_ops: PackedEncoderOps | None = None,
         memory: ParameterMemory | None = None,
     ) -> None:
         super().__init__()
@@ -130,7 +129,9 @@ class EncoderModel(LoadableModel):
         self.dtype = dtype
         self.is_packed = packed_ops is not None
         plain_ops = TorchEncoderOps()
-        placement = Placement(device, dtype, plain_ops, packed_ops, memory)
+        placement = Placement(device, dtype, plain_ops, memory=memory)
+        if packed_ops is not None:
+            placement = replace(placement, packed_ops=packed_ops, pack=packed_ops.pack)
         ops: AnyEncoderOps = packed_ops or plain_ops
         self.embeddings = Embeddings(config, placement, ops)
         self.layers = torch.nn.ModuleList(EncoderLayer(config, placement, ops) for _ in range(config.num_layers))

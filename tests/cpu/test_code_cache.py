@@ -15,6 +15,7 @@ import msgspec
 import pytest
 
 from engine.cpu import catalogue, code_cache
+from engine.cpu.activations import splits_floats
 from engine.cpu.attention_shape import AttentionShape
 from engine.cpu.code_cache import FOLDER_VARIABLE, ObjectCode, kernel_address
 from engine.cpu.code_image import CodeImage
@@ -95,6 +96,13 @@ KERNELS = {
     "plan_kernel": [(4,)],
     "store_kernel": [(64, 16, 2, False), (64, 16, 4, True)],
     "attention_kernel": [(SHAPE, 16, 2), (SHAPE, 16, 4)],
+    "gelu_floats_kernel": [()],
+    "layer_norm_kernel": [()],
+    "embed_norm_kernel": [()],
+    "float_attention_kernel": [(32,), (64,)],
+    "split_matrix_kernel": [(False,), (True,)] if splits_floats() else [],
+    "split_attention_kernel": [(32,), (64,)] if splits_floats() else [],
+    "pool_kernel": [(0,), (1,), (2,)],
     "lead_kernel": [()],
     "join_kernel": [()],
 }

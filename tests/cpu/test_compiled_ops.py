@@ -222,6 +222,11 @@ def test_buffers_in_use_at_different_times_share_memory():
             {"avx512vnni", "avx512f", "avx512bw", "avx2", "fma", "f16c", "amx-tile", "amx-int8"},
             Isa("vnni512", 16, has_amx=True),
         ),
+        (
+            "x86_64",
+            {"avx512vnni", "avx512f", "avx512bw", "avx2", "fma", "f16c", "amx-tile", "amx-bf16"},
+            Isa("vnni512", 16, has_amx_floats=True),
+        ),
         ("AMD64", {"avxvnni", "avx2", "fma", "f16c"}, Isa("vnni256", 4)),
         ("x86_64", {"avx2", "fma", "f16c"}, Isa("maddubs", 4)),
         ("x86_64", {"sse4.2"}, None),
