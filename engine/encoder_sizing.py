@@ -99,6 +99,7 @@ class EncoderSizer:
         """
         budget_bytes = devices.memory_budget_bytes(self._config, self._device)
         least = max(limits.max_model_len, min(limits.max_num_batched_tokens, _LEAST_STEP_TOKENS))
+        self._bound_allocator(budget_bytes)
         while True:
             try:
                 use = self._use(limits)
@@ -108,7 +109,7 @@ class EncoderSizer:
                 if limits.max_num_batched_tokens <= least:
                     raise
             limits = replace(limits, max_num_batched_tokens=max(least, limits.max_num_batched_tokens // 2))
-        self._bound_allocator(use, budget_bytes)
+        self._bound_allocator(budget_bytes)
         log.info("%s", use.describe(budget_bytes=budget_bytes, cache_bytes=0))
         log.info("Texts of up to %d tokens, steps of up to %d", limits.max_model_len, limits.max_num_batched_tokens)
         return limits, use
@@ -148,10 +149,10 @@ class EncoderSizer:
     def _run(self, texts: list[Prompt]) -> None:
         self._runner.launch(texts).wait()
 
-    def _bound_allocator(self, use: MemoryUse, budget_bytes: int) -> None:
+    def _bound_allocator(self, budget_bytes: int) -> None:
         """See to it that a step that needs more than was measured fails, and takes no other's share."""
         if self._device.type == "cuda":
-            allowed_bytes = max(0, budget_bytes - use.outside - self._weights.mapped_bytes)
+            allowed_bytes = max(0, budget_bytes - self.outside_bytes - self._weights.mapped_bytes)
             share = min(1.0, allowed_bytes / devices.total_memory_bytes(self._device))
             torch.cuda.set_per_process_memory_fraction(share, self._device)
 
