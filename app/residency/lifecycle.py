@@ -110,7 +110,7 @@ class Lifecycle:
         had = placement.budget_bytes
         fixed = max(slot.need.fixed_bytes * 3 // 2, had - placement.kv_bytes + had // 2)
         slot.need = replace(slot.need, fixed_bytes=fixed)
-        self._events.record("refuse", slot.name, f"It needs more than the {memory_text(had)} that were planned for it.")
+        self._events.record("load", slot.name, f"It needs more than the {memory_text(had)} that it had; it gets more.")
         return True
 
     async def _watch(self, slot: Slot, model: ResidentModel) -> None:

@@ -123,6 +123,7 @@ class FakeWorker:
         return self.memory()
 
     async def close(self, _timeout_s: float, reason: str = "The model was stopped.") -> None:
+        assert not (self.num_open and "make room" in reason), "a busy model was evicted"
         self.fail(WorkerDied(reason))
         await asyncio.sleep(0.1)
         self.is_gone = True
