@@ -73,6 +73,8 @@ def build_encoder(config: EngineConfig, on_progress: OnProgress) -> EncoderParts
     if compiled is not None:
         on_progress("compiling the step", 0, 0)
         runner = EncoderRunner(compiled.steps(model, pooling.mode, limits), pooling, num_types=shape.num_types)
+        # The compiler stays in memory once it was needed.
+        use = sizer.use(limits)
     facts = _describe(config, model, pooling, limits, use, device)
     for note in facts.notes:
         log.warning("%s", note)

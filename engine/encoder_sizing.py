@@ -102,7 +102,7 @@ class EncoderSizer:
         self._bound_allocator(budget_bytes)
         while True:
             try:
-                use = self._use(limits)
+                use = self.use(limits)
                 self._require(use, budget_bytes)
                 break
             except InsufficientMemory:
@@ -125,8 +125,11 @@ class EncoderSizer:
                 f"{budget_bytes / GIB:.2f} GiB; lower max_model_len, choose a smaller model, or stop others."
             )
 
-    def _use(self, limits: EncoderLimits) -> MemoryUse:
-        """Measured on a GPU, estimated on a CPU.  Raises `InsufficientMemory`."""
+    def use(self, limits: EncoderLimits) -> MemoryUse:
+        """What steps of such sizes take with all else: measured on a GPU, estimated on a CPU.
+
+        Raises `InsufficientMemory`.
+        """
         weight_bytes = self._model.weight_bytes
         if self._device.type != "cuda":
             own = max(0, devices.own_memory_bytes() - weight_bytes)
