@@ -1,21 +1,18 @@
-"""Arithmetic of device memory: who holds what, what a worker may take.  No I/O, no state.
+"""Arithmetic of device memory: what weights, caches and steps take there.  No I/O, no state.
 
-All sizes are in bytes.  Called by `app.residency.supervisor`; the figures come from
-`app.residency.devices` and from what resident workers declared.
+All sizes are in bytes.  Called by `app.residency.demand` and `app.residency.acceptance`; what devices have comes
+from `app.residency.devices`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from app.residency.tenants import DeviceShare
 from engine.api.config import Quantization
-from engine.api.wire import WorkerFacts
 from store.facts import ModelFacts
 
 SMALLEST_DTYPE_BYTES = 2
-MINIMUM_WORKING_BYTES = 64 * 2**20
 
 _FLOAT_TYPES = frozenset({"F64", "F32", "F16", "BF16", "random", "unknown"})
 
@@ -31,26 +28,6 @@ class DeviceMemory:
     @property
     def free_bytes(self) -> int:
         return max(0, self.total_bytes - self.used_bytes)
-
-
-def declared_bytes(facts: WorkerFacts) -> int:
-    """What a resident worker holds for good: its weights and its whole KV pool, touched or not."""
-    return facts.weight_bytes + facts.num_kv_tokens * facts.kv_bytes_per_token
-
-
-def worker_budget_bytes(memory: DeviceMemory, utilization: float, declared: Iterable[int]) -> int:
-    """What a new worker may take: its share of the total less what others hold; may be negative.
-
-    Our own workers hold what they declared even where the system does not show it yet, and
-    other programs hold what is in use beyond that.
-    """
-    held = max(memory.used_bytes, sum(declared))
-    return int(memory.total_bytes * utilization) - held
-
-
-def least_needed_bytes(facts: ModelFacts, device: str, quantization: Quantization) -> int:
-    """A lower bound of what the model takes; the worker itself knows the true figure after loading."""
-    return least_weight_bytes(facts, device, quantization) + MINIMUM_WORKING_BYTES
 
 
 def least_weight_bytes(facts: ModelFacts, device: str, quantization: Quantization) -> int:
