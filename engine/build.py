@@ -14,10 +14,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 import torch
 
 from engine.api.config import EngineConfig
-from engine.api.errors import InsufficientMemory, UnsupportedModel
+from engine.api.errors import BrokenCheckpoint, InsufficientMemory, UnsupportedModel
+from engine.api.request import Pooling
 from engine.api.wire import WorkerFacts
 from engine.attention.backend import AttentionBackend, AttentionSpec, CacheSpec
 from engine.attention.select import select_backend
@@ -31,6 +33,7 @@ from engine.models.config import DecoderConfig
 from engine.models.decoder import DecoderModel
 from engine.models.loadable import LoadableModel
 from engine.models.registry import model_class
+from engine.pooling.config import ModelPooling, read_pooling
 from engine.runner import device as devices
 from engine.runner.cpus import cpu_share
 from engine.runner.device_weights import SleeplessWeights, device_weights
@@ -55,7 +58,8 @@ OnProgress = Callable[[str, int, int], None]
 class EngineParts:
     """A built engine.  `pipeline_depth` is how many steps may be in flight before the oldest is committed.
 
-    `measure_asleep` says what the engine holds of its device while it sleeps, in bytes.
+    `hidden_size` is the length of whole vectors.  `measure_asleep` says what the engine holds of its device while it
+    sleeps, in bytes.
     """
 
     scheduler: Scheduler
@@ -63,6 +67,7 @@ class EngineParts:
     attention: AttentionBackend
     weights: WeightMemory
     facts: WorkerFacts
+    hidden_size: int
     pipeline_depth: int
     measure_asleep: Callable[[], int]
 
@@ -72,17 +77,23 @@ def build_engine(config: EngineConfig, on_progress: OnProgress) -> EngineParts:
 
     Raises `UnsupportedModel`, `BrokenCheckpoint`, `InsufficientMemory` or `InvalidParameter`.
     """
+    pooling = read_pooling(Path(config.model))
+    makes_vectors = pooling is not None and pooling.task == "embed"
+    if makes_vectors:
+        # Graphs are of steps that sample.
+        config = msgspec.structs.replace(config, enable_cuda_graphs=False)
     device = devices.resolve_device(config.device)
     in_use_before = devices.device_memory_in_use(device)
     folder = prepare_device(config, device)
-    model, compiled, weights = _load_model(config, device, folder, on_progress)
+    model, compiled, weights = _load_model(config, device, folder, on_progress, must_continue=not makes_vectors)
     wanted = choose_limits(config, model.config, device)
     cache_dtype = compiled.cache_dtype() if compiled is not None else model.dtype
     spec = AttentionSpec(_cache_spec(model.config, config, cache_dtype), model.config.num_heads, wanted.max_num_seqs)
     attention = compiled.attention(spec) if compiled is not None else select_backend(spec, device)
 
     on_progress("measuring the workspace", 0, 0)
-    sizer = Sizer(config, model, weights, attention, device, in_use_before)
+    pooled_as = Pooling("embed") if makes_vectors else None
+    sizer = Sizer(config, model, weights, attention, device, in_use_before, pooling=pooled_as)
     limits, plan = shrink_to_fit(
         wanted, lambda tried: sizer.plan(spec.cache, tried), may_chunk=config.enable_chunked_prefill
     )
@@ -98,14 +109,22 @@ def build_engine(config: EngineConfig, on_progress: OnProgress) -> EngineParts:
     replayed: ReplayedSteps | None = None
     if compiled is not None:
         on_progress("compiling the step", 0, 0)
-        replayed = compiled.steps(model, attention, rows, limits.max_num_batched_tokens)
+        replayed = compiled.steps(model, attention, rows, limits.max_num_batched_tokens, makes_logits=not makes_vectors)
     elif attention.is_capturable and config.enable_cuda_graphs:
         replayed = _captured_steps(config, model, attention, rows, limits, folder)
-    facts = _describe(spec.cache, plan, model, limits, attention, device)
+    facts = _describe(spec.cache, plan, model, limits, attention, device, pooling)
     _log_facts(facts)
     return EngineParts(
         scheduler=Scheduler(_scheduler_config(config, plan, limits)),
-        runner=ModelRunner(model, attention, rows, seed=config.seed, replayed=replayed),
+        runner=ModelRunner(
+            model,
+            attention,
+            rows,
+            seed=config.seed,
+            replayed=replayed,
+            normalizes_vectors=pooling is None or pooling.normalize,
+        ),
+        hidden_size=model.config.hidden_size,
         attention=attention,
         weights=weights,
         facts=facts,
@@ -134,12 +153,17 @@ def prepare_device(config: EngineConfig, device: torch.device) -> Path | None:
 
 
 def _load_model(
-    config: EngineConfig, device: torch.device, folder: Path | None, on_progress: OnProgress
+    config: EngineConfig, device: torch.device, folder: Path | None, on_progress: OnProgress, *, must_continue: bool
 ) -> tuple[DecoderModel, CompiledPath | None, WeightMemory]:
     on_progress("reading the checkpoint", 0, 0)
     checkpoint = open_checkpoint(Path(config.model), config.load_format)
     dtype = devices.resolve_dtype(config.dtype, str(checkpoint.config.get("dtype") or ""), device)
     shape = model_class(checkpoint.config).config_class.from_hf(checkpoint.config)
+    if must_continue and not (shape.has_head or shape.tie_word_embeddings):
+        raise BrokenCheckpoint(
+            "The checkpoint lacks the head that continues a text (lm_head), and no file beside it says that the model "
+            "makes vectors; pull the model again, or choose another."
+        )
     compiled = choose_compiled_path(config, checkpoint, shape, device, folder)
     quantization = config.quantization if compiled is not None else None
     # Checked first, because a process that runs out of memory is killed without a word.
@@ -225,6 +249,7 @@ def _describe(
     limits: Limits,
     attention: AttentionBackend,
     device: torch.device,
+    pooling: ModelPooling | None,
 ) -> WorkerFacts:
     return WorkerFacts(
         architecture=model.config.architecture,
@@ -240,6 +265,8 @@ def _describe(
         max_num_seqs=limits.max_num_seqs,
         fixed_bytes=plan.fixed_bytes,
         max_kv_blocks=attention.max_blocks,
+        task="generate" if pooling is None else pooling.task,
+        embedding_length=model.config.hidden_size if pooling is not None and pooling.task == "embed" else 0,
         notes=plan.notes,
     )
 

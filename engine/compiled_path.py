@@ -57,7 +57,13 @@ class CompiledPath:
         return CompiledPagedAttention(spec, torch.device("cpu"))
 
     def steps(
-        self, model: DecoderModel, attention: AttentionBackend, rows: RowTable, max_num_batched_tokens: int
+        self,
+        model: DecoderModel,
+        attention: AttentionBackend,
+        rows: RowTable,
+        max_num_batched_tokens: int,
+        *,
+        makes_logits: bool,
     ) -> RecordedSteps:
         """Record the model's step, for a team of threads that starts now."""
         from engine.attention.compiled_paged import CompiledPagedAttention
@@ -71,6 +77,7 @@ class CompiledPath:
             rows,
             start_team(self._config, self._code_folder),
             max_num_batched_tokens=max_num_batched_tokens,
+            makes_logits=makes_logits,
             code_folder=self._code_folder,
         )
 

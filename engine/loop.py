@@ -18,13 +18,14 @@ import torch
 from engine.api.config import EngineConfig
 from engine.api.errors import EngineAsleep, EngineBusy, EngineError
 from engine.api.output import StepOutput
-from engine.api.request import Prompt
+from engine.api.request import Pooling, Prompt
 from engine.api.sampling import SamplingParams
 from engine.api.wire import EngineStats, WorkerMemory
 from engine.build import OnProgress, build_engine
 from engine.core.batch import ScheduledBatch
 from engine.runner.largest_step import EVERY_WAY
 from engine.runner.model_runner import PendingStep
+from engine.runner.prompt_pooling import check_pooling
 
 log = logging.getLogger(__name__)
 
@@ -49,11 +50,13 @@ class EngineLoop:
         self._weights = parts.weights
         self._measure_asleep = parts.measure_asleep
         self._pipeline_depth = parts.pipeline_depth
+        self._hidden_size = parts.hidden_size
         self._undelivered: list[StepOutput] = []
         self._is_asleep = False
         self._host_bytes = 0
         self._in_flight: deque[tuple[ScheduledBatch, PendingStep]] = deque()
-        on_progress("producing a first token", 0, 0)
+        self.facts = parts.facts
+        on_progress("producing a first result", 0, 0)
         self._warm_up()
         self.facts = msgspec.structs.replace(parts.facts, load_seconds=time.perf_counter() - started)
 
@@ -77,6 +80,7 @@ class EngineLoop:
         """Queue a sequence.  Raises `InvalidParameter`, `ContextLengthExceeded` or `EngineAsleep` if it cannot run."""
         if self._is_asleep:
             raise EngineAsleep("The model is asleep; wake it first.")
+        check_pooling(prompt.pooling, self.facts, self._hidden_size)
         self._scheduler.add(prompt)
 
     def abort(self, sequence_id: int) -> StepOutput | None:
@@ -192,14 +196,16 @@ class EngineLoop:
         return self._scheduler.commit(oldest, pending.wait())
 
     def _warm_up(self) -> None:
-        """Produce real tokens from a prompt, so that "ready" means that the whole path has run.
+        """Produce real tokens, or vectors, from a prompt, so that "ready" means that the whole path has run.
 
         Where kernels are compiled, one prompt's tokens are drawn in every way that there is.  Kernels of other batch
         sizes may still be compiled when they first come up.
         """
         num_tokens = max(1, min(WARM_UP_TOKENS, self._scheduler.max_model_len - 2))
-        for token_id, sampling in enumerate((PLAIN, EVERY_WAY) if self._runner.compiles else (PLAIN,)):
-            self.submit(Prompt(WARM_UP_SEQUENCE_ID, (token_id,) * num_tokens, 2, sampling))
+        pooling = Pooling("embed") if self.facts.task == "embed" else None
+        is_drawn = self._runner.compiles and pooling is None
+        for token_id, sampling in enumerate((PLAIN, EVERY_WAY) if is_drawn else (PLAIN,)):
+            self.submit(Prompt(WARM_UP_SEQUENCE_ID, (token_id,) * num_tokens, 2, sampling, pooling=pooling))
             while self.has_work:
                 self.step()
         self._scheduler.reset_stats()

@@ -16,6 +16,7 @@ import torch
 
 from engine.api.config import EngineConfig
 from engine.api.errors import InsufficientMemory, InvalidParameter
+from engine.api.request import Pooling
 from engine.attention.backend import AttentionBackend, CacheSpec
 from engine.core.batch import ScheduledBatch
 from engine.models.config import DecoderConfig
@@ -103,7 +104,8 @@ def shrink_to_fit(
 class Sizer:
     """Plans the cache of one loaded model; `in_use_before` is `device_memory_in_use` from before it was loaded.
 
-    `outside_bytes` is what the process was found to hold of a GPU beside torch's allocator and what is mapped.
+    A step samples, or pools as `pooling` says.  `outside_bytes` is what the process was found to hold of a GPU beside
+    torch's allocator and what is mapped.
     """
 
     def __init__(
@@ -114,8 +116,11 @@ class Sizer:
         attention: AttentionBackend,
         device: torch.device,
         in_use_before: int | None,
+        *,
+        pooling: Pooling | None = None,
     ) -> None:
         self._config = config
+        self._pooling = pooling
         self._model = model
         self._attention = attention
         self._device = device
@@ -168,7 +173,7 @@ class Sizer:
         """
         config = self._model.config
         widths = 2 * config.intermediate_size + config.hidden_size
-        logits = limits.max_num_seqs * config.vocab_size
+        logits = limits.max_num_seqs * config.vocab_size if self._pooling is None else 0
         workspace = 4 * limits.max_num_batched_tokens * widths + 3 * 4 * logits
         mapped = sum(file.num_bytes for file in self._model.weight_maps)
         own = max(0, devices.own_memory_bytes() - max(0, self._weights - mapped))
@@ -186,7 +191,7 @@ class Sizer:
             device=device,
         )
         runner = ModelRunner(self._model, self._attention, rows, seed=self._config.seed)
-        batch = largest_step(limits.max_num_batched_tokens, limits.max_num_seqs, max_len)
+        batch = largest_step(limits.max_num_batched_tokens, limits.max_num_seqs, max_len, self._pooling)
         try:
             peak = devices.workspace_peak_bytes(device, lambda: _run(runner, batch))
         except torch.cuda.OutOfMemoryError as error:

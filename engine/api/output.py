@@ -12,6 +12,12 @@ import msgspec
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
+POOLED_OVERFLOW = (
+    "The model's numbers are beyond what its number format holds; load it with another dtype, such as bfloat16 or "
+    "float32."
+)
+"""Why a pooled prompt ends with an error."""
+
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Natural-log probabilities at one sampled position, before penalties and temperature.

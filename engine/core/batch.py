@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import msgspec
 
 from engine.api.output import TokenLogprobs
+from engine.api.request import Pooling
 from engine.api.sampling import SamplingParams
 
 
@@ -29,6 +30,7 @@ class RowStart:
     num_prompt_tokens: int
     sampling: SamplingParams
     stop_token_ids: tuple[int, ...]
+    pooling: Pooling | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +46,9 @@ class ScheduledSequence(msgspec.Struct, frozen=True, gc=False):
     """Compute tokens [start, start + num_tokens) of the sequence in `row`.
 
     `samples` is true when the last of them is the sequence's newest token, so that the
-    step yields the next one.  A msgspec struct, because a step makes hundreds of them and a frozen dataclass
-    takes ten times as long to build.
+    step yields the next one; `pools` when it is the last of a prompt that is pooled, which
+    samples nothing.  A msgspec struct, because a step makes hundreds of them and a frozen
+    dataclass takes ten times as long to build.
     """
 
     sequence_id: int
@@ -53,6 +56,7 @@ class ScheduledSequence(msgspec.Struct, frozen=True, gc=False):
     start: int
     num_tokens: int
     samples: bool
+    pools: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +68,8 @@ class ScheduledBatch:
     num_decodes: int
     row_starts: tuple[RowStart, ...]
     block_updates: tuple[BlockUpdate, ...]
+    num_pooled: int = 0
+    """How many of the sequences are pooled."""
 
     @property
     def num_tokens(self) -> int:
@@ -74,8 +80,10 @@ class ScheduledBatch:
 class SampledTokens:
     """One token per sequence of the batch with `samples`, in batch order.
 
-    `logprobs` is parallel to `token_ids`; None where the request did not ask.
+    `logprobs` is parallel to `token_ids`; None where the request did not ask.  `pooled` has float32 numbers for each
+    sequence with `pools`, in batch order; none where they are beyond what the model's number format holds.
     """
 
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs | None, ...]
+    pooled: tuple[bytes, ...] = ()

@@ -13,11 +13,12 @@ from engine.core.sequence import Sequence
 class BatchBuilder:
     """One step in the making; thrown away once built."""
 
-    __slots__ = ("_chunks", "_decodes", "_first_changed", "_row_starts")
+    __slots__ = ("_chunks", "_decodes", "_first_changed", "_num_pooled", "_row_starts")
 
     def __init__(self) -> None:
         self._decodes: list[ScheduledSequence] = []
         self._chunks: list[ScheduledSequence] = []
+        self._num_pooled = 0
         self._row_starts: list[RowStart] = []
         self._first_changed: dict[Sequence, int] = {}
 
@@ -43,6 +44,7 @@ class BatchBuilder:
                 num_prompt_tokens=sequence.num_prompt_tokens,
                 sampling=prompt.sampling,
                 stop_token_ids=prompt.stop_token_ids,
+                pooling=prompt.pooling,
             )
         )
         self._first_changed[sequence] = 0
@@ -52,11 +54,15 @@ class BatchBuilder:
         self._first_changed[sequence] = min(first_index, self._first_changed.get(sequence, first_index))
 
     def compute(self, sequence: Sequence, num_tokens: int) -> None:
-        """Compute the next `num_tokens` of the sequence; when none are left after them, sample one more."""
+        """Compute the next `num_tokens` of the sequence; when none are left after them, sample one more, or pool."""
         start = sequence.num_computed_tokens
         end = sequence.num_computed_tokens = start + num_tokens
         if end < sequence.num_tokens:
             self._chunks.append(ScheduledSequence(sequence.sequence_id, sequence.row, start, num_tokens, False))
+            return
+        if sequence.is_pooled:
+            self._chunks.append(ScheduledSequence(sequence.sequence_id, sequence.row, start, num_tokens, False, True))
+            self._num_pooled += 1
             return
         sequence.num_tokens = end + 1
         single_or_chunk = self._decodes if num_tokens == 1 else self._chunks
@@ -73,4 +79,5 @@ class BatchBuilder:
                 BlockUpdate(sequence.row, first_index, tuple(sequence.block_table[first_index:]))
                 for sequence, first_index in self._first_changed.items()
             ),
+            num_pooled=self._num_pooled,
         )

@@ -18,7 +18,7 @@ from bisect import insort
 from dataclasses import dataclass
 
 from engine.api.errors import ContextLengthExceeded, InvalidParameter
-from engine.api.output import FinishReason, StepOutput, TokenLogprobs
+from engine.api.output import POOLED_OVERFLOW, FinishReason, StepOutput, TokenLogprobs
 from engine.api.request import Prompt
 from engine.api.wire import EngineStats
 from engine.core.batch import SampledTokens, ScheduledBatch
@@ -102,14 +102,15 @@ class Scheduler:
         """Queue a sequence.
 
         Raises `ContextLengthExceeded` when no output token could follow the prompt, and `InvalidParameter`
-        for an empty prompt, a `max_tokens` below 1 or a `sequence_id` already in use.
+        for an empty prompt, a `max_tokens` below 1 or a `sequence_id` already in use.  A prompt that is pooled needs
+        no room for an output.
         """
-        num_tokens = len(prompt.token_ids)
-        if num_tokens == 0:
+        if not prompt.token_ids:
             raise InvalidParameter("prompt", "The prompt has no tokens; send at least one.")
-        if num_tokens >= self.max_model_len:
-            raise ContextLengthExceeded(num_tokens + 1, self.max_model_len, param="prompt")
-        if prompt.max_tokens < 1:
+        least_tokens = len(prompt.token_ids) + (prompt.pooling is None)
+        if least_tokens > self.max_model_len:
+            raise ContextLengthExceeded(least_tokens, self.max_model_len, param="prompt")
+        if prompt.max_tokens < 1 and prompt.pooling is None:
             raise InvalidParameter("max_tokens", f"max_tokens must be at least 1, not {prompt.max_tokens}.")
         if prompt.sequence_id in self._sequences:
             raise InvalidParameter("sequence_id", f"Sequence {prompt.sequence_id} is still running; use a new id.")
@@ -148,14 +149,11 @@ class Scheduler:
         while pool.num_blocks - pool.num_free > num_blocks:
             self._preempt(self._running[-1])
         moves = pool.resize(num_blocks)
-        targets = dict(moves)
-        for sequence in self._running if targets else ():
-            table = sequence.block_table
-            moved = [index for index, block_id in enumerate(table) if block_id in targets]
-            for index in moved:
-                table[index] = targets[table[index]]
-            if moved:
-                self._moved[sequence] = min(moved[0], self._moved.get(sequence, moved[0]))
+        new_ids = dict(moves)
+        for sequence in self._running if moves else ():
+            first_index = sequence.rename_blocks(new_ids)
+            if first_index is not None:
+                self._moved[sequence] = min(first_index, self._moved.get(sequence, first_index))
         return moves
 
     def forget_prefixes(self) -> None:
@@ -201,6 +199,23 @@ class Scheduler:
                 if sequence is not None:
                     outputs.append(self._append(sequence, token_id, logprobs))
         self._counters.generation_tokens += len(outputs)
+        return outputs + self._end_pooled(batch, sampled) if batch.num_pooled else outputs
+
+    def _end_pooled(self, batch: ScheduledBatch, sampled: SampledTokens) -> list[StepOutput]:
+        """The outputs of pooled sequences; one that was preempted meanwhile need not start again."""
+        outputs = []
+        pooled = (scheduled for scheduled in batch.sequences if scheduled.pools)
+        for scheduled, numbers in zip(pooled, sampled.pooled, strict=True):
+            sequence = self._sequences.get(scheduled.sequence_id)
+            if sequence is None:
+                continue
+            self._count_prompt(sequence)
+            if numbers:
+                self._end(sequence)
+                num_cached = sequence.num_cached_tokens
+                outputs.append(StepOutput(sequence.sequence_id, (), "stop", None, num_cached, pooled=numbers))
+            else:
+                outputs.append(self._end_early(sequence, "error", POOLED_OVERFLOW))
         return outputs
 
     def _schedule_decodes(self, builder: BatchBuilder) -> list[Sequence]:
@@ -211,7 +226,8 @@ class Scheduler:
         # A preemption removes from the end of this list, never at or before the current place but to stop here.
         for sequence in self._running:
             num_computed = sequence.num_computed_tokens
-            if sequence.num_tokens - num_computed > 1:
+            num_behind = sequence.num_tokens - num_computed
+            if num_behind > 1 or (sequence.is_pooled and num_behind):
                 further_behind.append(sequence)
             elif num_left > 0 and sequence.num_tokens < sequence.max_total_tokens:
                 has_block = num_computed < len(sequence.block_table) * block_size
@@ -333,7 +349,7 @@ class Scheduler:
         self._prefix_cache.offer(sequence)
         if is_first:
             self._count_prompt(sequence)
-        finish_reason, stop_token_id = _finish_reason(sequence, token_id)
+        finish_reason, stop_token_id = sequence.finish_reason(token_id)
         if finish_reason is not None:
             self._end(sequence)
         return StepOutput(
@@ -367,16 +383,3 @@ class Scheduler:
             self._release(sequence)
         else:
             self._waiting.remove(sequence)
-
-
-def _finish_reason(sequence: Sequence, token_id: int) -> tuple[FinishReason | None, int | None]:
-    """Whether the token just appended ends its sequence, and the stop token if it is one.
-
-    A token counts as a stop token once `min_tokens` outputs precede it, which is when the sampler allows it.
-    """
-    prompt = sequence.prompt
-    if token_id in prompt.stop_token_ids and sequence.num_output_tokens > prompt.sampling.min_tokens:
-        return "stop", token_id
-    if len(sequence.token_ids) >= sequence.max_total_tokens:
-        return "length", None
-    return None, None

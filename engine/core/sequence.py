@@ -8,6 +8,9 @@ know yet: a step in flight on the device will sample them.  Written by `engine.c
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from engine.api.output import FinishReason
 from engine.api.request import Prompt
 
 NO_ROW = -1
@@ -21,6 +24,7 @@ class Sequence:
     `num_computed_tokens` tokens whose keys and values are in the cache, or will be once the steps
                           scheduled so far have run
     `max_total_tokens`    prompt and outputs together never exceed this
+    `is_pooled`           ends once its prompt is computed, and samples nothing
     `block_table`         block ids that hold those keys and values; while running they reach at
                           least to the last known token of the (re)start
     `block_hashes`        prefix cache identity of the full blocks so far, kept across preemptions
@@ -34,6 +38,7 @@ class Sequence:
         "arrival",
         "block_hashes",
         "block_table",
+        "is_pooled",
         "max_total_tokens",
         "num_bypasses",
         "num_cached_tokens",
@@ -56,7 +61,9 @@ class Sequence:
         self.num_prompt_tokens = len(self.token_ids)
         self.num_tokens = self.num_prompt_tokens
         self.num_computed_tokens = 0
-        self.max_total_tokens = min(self.num_prompt_tokens + prompt.max_tokens, max_model_len)
+        self.is_pooled = prompt.pooling is not None
+        max_tokens = 0 if self.is_pooled else prompt.max_tokens
+        self.max_total_tokens = min(self.num_prompt_tokens + max_tokens, max_model_len)
         self.block_table: list[int] = []
         self.block_hashes: list[bytes] = []
         self.num_hashed_blocks = 0
@@ -88,3 +95,22 @@ class Sequence:
     @property
     def num_uncomputed_tokens(self) -> int:
         return self.num_tokens - self.num_computed_tokens
+
+    def finish_reason(self, token_id: int) -> tuple[FinishReason | None, int | None]:
+        """Whether `token_id`, just appended, ends the sequence, and the stop token if it is one.
+
+        A token counts as a stop token once `min_tokens` outputs precede it, which is when the sampler allows it.
+        """
+        prompt = self.prompt
+        if token_id in prompt.stop_token_ids and self.num_output_tokens > prompt.sampling.min_tokens:
+            return "stop", token_id
+        if len(self.token_ids) >= self.max_total_tokens:
+            return "length", None
+        return None, None
+
+    def rename_blocks(self, new_ids: Mapping[int, int]) -> int | None:
+        """Put the new ids of blocks into the block table; the first index that changed."""
+        changed = [index for index, block_id in enumerate(self.block_table) if block_id in new_ids]
+        for index in changed:
+            self.block_table[index] = new_ids[self.block_table[index]]
+        return changed[0] if changed else None

@@ -27,6 +27,11 @@ def known_names(names: Collection[str], model_type: object) -> dict[str, str]:
     return {name: name if name.startswith("lm_head.") else f"{_DECODER_PREFIX}{name}" for name in names}
 
 
+def is_saved_bare(names: Collection[str]) -> bool:
+    """Whether a decoder was saved without the class that has the head, as embedding models are."""
+    return not any(name.startswith((_DECODER_PREFIX, "lm_head.")) for name in names)
+
+
 def _with_new_norm(name: str) -> str:
     for old, new in _OLD_NORMS.items():
         if name.endswith(old):

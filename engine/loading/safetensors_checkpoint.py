@@ -15,9 +15,10 @@ import torch
 from engine.api.architectures import unsupported_types
 from engine.api.errors import BrokenCheckpoint, UnsupportedModel
 from engine.layers.packed_weight import Coding
-from engine.loading.hf_names import known_names
+from engine.loading.hf_names import is_saved_bare, known_names
 from engine.loading.mapped_file import MappedFile
 from engine.loading.read_plan import StoredTensor
+from engine.models.config import HAS_HEAD
 from store.errors import BrokenFile
 from store.formats.json_object import read_json_file
 from store.formats.safetensors import SafetensorsTensor, read_safetensors_header
@@ -50,6 +51,7 @@ class SafetensorsCheckpoint:
             names |= header.keys()
             self._shards[path] = header
         _require_listed(directory, names)
+        self.config[HAS_HEAD] = not is_saved_bare(names)
         self._rename(known_names(names, self.config.get("model_type")))
         _refuse_odd_dtypes(self._all_tensors())
         self.num_bytes = sum(tensor.num_bytes for tensor in self._all_tensors())

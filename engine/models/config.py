@@ -11,11 +11,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from engine.api.architectures import unsupported_activation, unsupported_quantization, unsupported_window
+from engine.api.architectures import (
+    HEADLESS_DECODERS,
+    unsupported_activation,
+    unsupported_quantization,
+    unsupported_window,
+)
 from engine.api.errors import BrokenCheckpoint, UnsupportedModel
 from engine.layers.rotary import RopeConfig
 from engine.models.config_fields import ConfigFields
 from engine.models.rope_fields import read_rope
+
+HAS_HEAD = "has_output_head"
+"""A key that the formats add to the config, where their tensors say so."""
 
 _MAX_LAYERS = 1024
 
@@ -26,7 +34,7 @@ class DecoderConfig(ABC):
 
     `architecture` is the model type ("llama").  `qkv_bias`, `output_bias` (of attention) and
     `mlp_bias` say which projections have a bias; `qk_norm` puts an RMS norm on each head of
-    query and key before rotation.
+    query and key before rotation.  Without `has_head` the checkpoint has none that continues a text.
     """
 
     architecture: str
@@ -41,6 +49,7 @@ class DecoderConfig(ABC):
     rms_norm_eps: float
     rope: RopeConfig
     tie_word_embeddings: bool
+    has_head: bool
     dtype: str
     qkv_bias: bool = False
     output_bias: bool = False
@@ -89,6 +98,7 @@ class DecoderConfig(ABC):
             rms_norm_eps=fields.positive_float("rms_norm_eps", 1e-6),
             rope=read_rope(config, head_dim=head_dim, max_position_embeddings=max_position_embeddings),
             tie_word_embeddings=fields.flag("tie_word_embeddings", False),
+            has_head=fields.flag(HAS_HEAD, not HEADLESS_DECODERS.intersection(fields.texts("architectures"))),
             dtype=fields.text("dtype", fields.text("torch_dtype", "")),
             qkv_bias=qkv_bias,
             output_bias=output_bias,

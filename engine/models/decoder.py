@@ -140,9 +140,14 @@ class DecoderModel(LoadableModel):
         self.layers = torch.nn.ModuleList(DecoderLayer(config, index, placement) for index in range(config.num_layers))
         self.norm = RmsNorm(config.hidden_size, config.rms_norm_eps, placement)
         self.lm_head: Linear | PackedLinear | None = None
-        if not config.tie_word_embeddings:
+        if config.has_head and not config.tie_word_embeddings:
             self.lm_head = new_linear(config.hidden_size, {"": config.vocab_size}, placement, bias=False)
         self.expect_weights()
+
+    @property
+    def can_continue(self) -> bool:
+        """Whether there are logits: some models are saved without the head that continues a text."""
+        return self.config.tie_word_embeddings or self.lm_head is not None
 
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, attention: AttentionBackend) -> torch.Tensor:
         """Token ids and positions, integers [T] -> hidden states before the final norm [T, hidden_size].
@@ -157,10 +162,16 @@ class DecoderModel(LoadableModel):
         return hidden if residual is None else self._ops.add(hidden, residual)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Hidden states [N, hidden_size] -> scores [N, vocab_size] in the model's dtype."""
+        """Hidden states [N, hidden_size] -> scores [N, vocab_size] in the model's dtype; see `can_continue`."""
         if self.lm_head is None:
             return self.embed_tokens.project(self.norm, hidden)
         return self.lm_head.after_norm(self.norm, hidden, None)[0]
+
+    def final_states(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Hidden states [N, hidden_size] -> the same after the final norm, in float32."""
+        wide = hidden.float()
+        scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.norm.eps)
+        return wide * scale * self.norm.weight.float()
 
     def weight_slots(self) -> Iterator[tuple[str, WeightSlot]]:
         """Every checkpoint tensor the model needs, by its Hugging Face name."""

@@ -8,8 +8,6 @@ written to its row; a caller that samples otherwise takes the logits and overwri
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import torch
 
@@ -18,10 +16,8 @@ from engine.core.batch import ScheduledBatch
 from engine.kernels.greedy import greedy_append
 from engine.runner.graph_ladder import PROMPT_SIZES, GraphLadder, Outputs, decode_sizes
 from engine.runner.model_input import describe_sequences
+from engine.runner.model_runner import ReplayedStep, RunnableModel
 from engine.runner.rows import RowTable
-
-if TYPE_CHECKING:
-    from engine.runner.model_runner import RunnableModel
 
 DECODE_PATIENCE = 8
 """Steps of a size that are launched kernel by kernel: as much as a capture takes, and a passing size costs none."""
@@ -64,8 +60,12 @@ class CapturedSteps:
         """Capture one size that has come up without a graph; nothing must be in flight."""
         next(ladder for ladder in self.ladders if ladder.has_wanted).capture_wanted()
 
-    def run(self, batch: ScheduledBatch) -> Outputs | None:
-        """Logits [N, V] and likeliest ids int32 [N] of the batch's N sequences; None when no graph serves it."""
+    def run(self, batch: ScheduledBatch) -> ReplayedStep | None:
+        """Logits and likeliest ids, int32, of the batch's sequences; None when no graph serves it."""
+        outputs = self._replay(batch)
+        return None if outputs is None else ReplayedStep(*outputs)
+
+    def _replay(self, batch: ScheduledBatch) -> Outputs | None:
         if batch.num_decodes == len(batch.sequences):
             return self._run_decodes(batch)
         if len(batch.sequences) == 1 and batch.sequences[0].samples:

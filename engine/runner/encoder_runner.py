@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from engine.api.output import StepOutput
+from engine.api.output import POOLED_OVERFLOW, StepOutput
 from engine.api.request import Prompt
 from engine.attention.ragged import RaggedAttention
 from engine.models.encoder import EncoderModel
@@ -21,11 +21,6 @@ from engine.pooling.vectors import finish_vectors
 from engine.runner.encoder_batch import EncoderBatch, build_encoder_batch
 from engine.runner.state_pooling import pool_states
 from engine.runner.transfer import Download, upload
-
-_OVERFLOW = (
-    "The model's numbers are beyond what its number format holds; load it with another dtype, such as bfloat16 or "
-    "float32."
-)
 
 
 class EncoderSteps(Protocol):
@@ -80,7 +75,7 @@ class PendingTexts:
         return [
             StepOutput(prompt.sequence_id, finish_reason="stop", pooled=vector.tobytes())
             if is_whole
-            else StepOutput(prompt.sequence_id, finish_reason="error", error_message=_OVERFLOW)
+            else StepOutput(prompt.sequence_id, finish_reason="error", error_message=POOLED_OVERFLOW)
             for prompt, vector, is_whole in zip(self.prompts, self._finish(values), is_finite, strict=True)
         ]
 

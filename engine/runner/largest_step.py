@@ -5,6 +5,7 @@ Called while an engine is built for a GPU.  Running it also loads libraries and 
 
 from __future__ import annotations
 
+from engine.api.request import Pooling
 from engine.api.sampling import SamplingParams
 from engine.core.batch import RowStart, ScheduledBatch, ScheduledSequence
 
@@ -14,24 +15,29 @@ EVERY_WAY = SamplingParams(
 """Everything that makes sampling take more memory, and more kernels."""
 
 
-def largest_step(num_tokens: int, max_num_seqs: int, max_model_len: int) -> ScheduledBatch:
-    """A batch of as many new sequences as there may be, all sampling in every way, with `num_tokens` tokens in all.
+def largest_step(
+    num_tokens: int, max_num_seqs: int, max_model_len: int, pooling: Pooling | None = None
+) -> ScheduledBatch:
+    """A batch of as many new sequences as there may be, with `num_tokens` tokens in all.
 
-    All their blocks are block 0, so that a cache of one block will do: the values are nonsense, the work is real.
+    All sample in every way, or are pooled as `pooling` says.  All their blocks are block 0, so that a cache of one
+    block will do: the values are nonsense, the work is real.
     """
+    is_pooled = pooling is not None
     num_sequences = min(max_num_seqs, num_tokens)
     share, left_over = divmod(num_tokens, num_sequences)
     lengths = [min(share + (index < left_over), max_model_len) for index in range(num_sequences)]
     return ScheduledBatch(
         step=0,
         sequences=tuple(
-            ScheduledSequence(sequence_id=row, row=row, start=0, num_tokens=length, samples=True)
+            ScheduledSequence(row, row, start=0, num_tokens=length, samples=not is_pooled, pools=is_pooled)
             for row, length in enumerate(lengths)
         ),
         num_decodes=0,
         row_starts=tuple(
-            RowStart(row, row, (0,) * length, length, EVERY_WAY, stop_token_ids=())
+            RowStart(row, row, (0,) * length, length, EVERY_WAY, stop_token_ids=(), pooling=pooling)
             for row, length in enumerate(lengths)
         ),
         block_updates=(),
+        num_pooled=num_sequences if is_pooled else 0,
     )

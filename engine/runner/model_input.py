@@ -21,7 +21,7 @@ class ModelInput:
     """Device tensors of one step over T tokens.
 
     `token_ids` and `positions`, integers [T]; `sample_indices` int64 [N] are the flat positions whose hidden
-    states are turned into logits, None when all of them are.
+    states are turned into logits, or pooled, None when all of them are.
     """
 
     token_ids: torch.Tensor
@@ -49,7 +49,7 @@ def build_model_input(batch: ScheduledBatch, rows: RowTable) -> ModelInput:
     step = rows.gather(sequences, num_tokens)
     sample_indices = None
     if batch.num_decodes < len(batch.sequences):
-        samples = np.fromiter((sequence.samples for sequence in batch.sequences), dtype=bool)
+        samples = np.fromiter((sequence.samples or sequence.pools for sequence in batch.sequences), dtype=bool)
         sample_indices = upload((table[3] + table[2] - 1)[samples].astype(np.int64), rows.device)
     return ModelInput(
         token_ids=step.token_ids,

@@ -8,15 +8,18 @@ the host.  Called by `engine.loop`; knows nothing of scheduling policy.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 
 from engine.attention.backend import AttentionBackend
 from engine.core.batch import SampledTokens, ScheduledBatch, ScheduledSequence
 from engine.runner.model_input import build_model_input
+from engine.runner.prompt_pooling import PendingPooled, pool
 from engine.runner.rows import RowTable
-from engine.runner.transfer import Download
+from engine.runner.transfer import Download, upload
 from engine.sampling.sampler import DeviceLogprobs, SamplingRow, sample
 from engine.sampling.seeds import derive
 
@@ -29,6 +32,21 @@ class RunnableModel(Protocol):
     ) -> torch.Tensor: ...
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor: ...
+
+    def final_states(self, hidden: torch.Tensor) -> torch.Tensor: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayedStep:
+    """What a replayed step has for the N sequences that sample or are pooled, in batch order.
+
+    `logits` [N, V] and the `likeliest` ids [N], empty where the model makes none; `hidden` [N, hidden_size] are hidden
+    states before the final norm, None where nothing is pooled.  All are overwritten by the next step.
+    """
+
+    logits: torch.Tensor
+    likeliest: torch.Tensor
+    hidden: torch.Tensor | None = None
 
 
 class ReplayedSteps(Protocol):
@@ -44,15 +62,18 @@ class ReplayedSteps(Protocol):
 
     def capture_wanted(self) -> None: ...
 
-    def run(self, batch: ScheduledBatch) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Logits [N, V] and likeliest ids [N] of the N sequences that sample; None where the step is not prepared."""
+    def run(self, batch: ScheduledBatch) -> ReplayedStep | None:
+        """Compute a step; None where it is not prepared."""
         ...
 
 
 class PendingStep:
     """A launched step; `wait` returns its tokens once the device has them."""
 
-    def __init__(self, token_ids: torch.Tensor, logprobs: DeviceLogprobs | None = None) -> None:
+    def __init__(
+        self, token_ids: torch.Tensor, logprobs: DeviceLogprobs | None = None, pooled: PendingPooled | None = None
+    ) -> None:
+        self._pooled = pooled
         # First, so that the ids' arrival means that everything has arrived.
         self._logprobs = logprobs.to_host(non_blocking=True) if logprobs is not None else None
         self._download = Download(token_ids)
@@ -60,13 +81,15 @@ class PendingStep:
     def wait(self) -> SampledTokens:
         (token_ids,) = self._download.wait()
         ids = tuple(token_ids.tolist())
-        return SampledTokens(ids, self._logprobs.by_row(len(ids)) if self._logprobs else (None,) * len(ids))
+        logprobs = self._logprobs.by_row(len(ids)) if self._logprobs else (None,) * len(ids)
+        return SampledTokens(ids, logprobs, self._pooled.wait() if self._pooled else ())
 
 
 class ModelRunner:
     """The device side of one engine: a model, its attention backend and the row table.
 
-    `replayed` are the steps that were prepared; None where none are.
+    `replayed` are the steps that were prepared; None where none are.  `normalizes_vectors` brings the vectors of
+    pooled prompts to length 1.
     """
 
     def __init__(
@@ -77,11 +100,13 @@ class ModelRunner:
         *,
         seed: int,
         replayed: ReplayedSteps | None = None,
+        normalizes_vectors: bool = True,
     ) -> None:
         self._model = model
         self._attention = attention
         self._rows = rows
         self._seed = seed
+        self._normalizes_vectors = normalizes_vectors
         self.replayed = replayed
 
     @property
@@ -93,18 +118,53 @@ class ModelRunner:
     def launch(self, batch: ScheduledBatch) -> PendingStep:
         """Compute the batch; sequences that sample get their next token."""
         self._rows.apply(batch)
+        if batch.num_pooled:
+            return self._launch_pooling(batch)
         sampling = [sequence for sequence in batch.sequences if sequence.samples]
-        outputs = self.replayed.run(batch) if self.replayed is not None else None
-        if outputs is not None:
-            logits, likeliest = outputs
+        step = self.replayed.run(batch) if self.replayed is not None else None
+        if step is not None:
             if all(self._rows.is_plain(sequence.row) for sequence in sampling):
-                return PendingStep(likeliest)
-            return self._sample(sampling, logits)
-        computed = self._compute(batch)
-        if computed is None:
-            # On the device, so that whoever waits for this step waits until it has run.
-            return PendingStep(torch.empty(0, dtype=torch.int64, device=self._rows.device))
-        return self._sample(sampling, computed)
+                return PendingStep(step.likeliest)
+            return self._sample(sampling, step.logits)
+        hidden = self._compute(batch)
+        return self._no_tokens() if hidden is None else self._sample(sampling, self._model.logits(hidden))
+
+    def _launch_pooling(self, batch: ScheduledBatch) -> PendingStep:
+        """A batch in which sequences are pooled; others in it may sample."""
+        ends = [sequence for sequence in batch.sequences if sequence.samples or sequence.pools]
+        poolings = [self._rows.start_of(sequence.row).pooling for sequence in ends]
+        step = self.replayed.run(batch) if self.replayed is not None else None
+        hidden = step.hidden if step is not None else self._compute(batch)
+        assert hidden is not None, "what is pooled has hidden states"
+        logits = step.logits if step is not None else None
+        if step is None and any(pooling is None or pooling.kind == "choice" for pooling in poolings):
+            logits = self._model.logits(hidden)
+
+        def part(values: torch.Tensor | None, is_pooled: bool) -> torch.Tensor | None:
+            members = [index for index, sequence in enumerate(ends) if sequence.pools == is_pooled]
+            if values is None or len(members) == len(ends):
+                return values
+            return values[upload(np.array(members), self._rows.device)]
+
+        pooled_states = part(hidden, True)
+        assert pooled_states is not None
+        pooled = pool(
+            [pooling for pooling in poolings if pooling is not None],
+            pooled_states,
+            self._model.final_states,
+            part(logits, True),
+            normalizes=self._normalizes_vectors,
+        )
+        sampling = [sequence for sequence in ends if sequence.samples]
+        if not sampling:
+            return self._no_tokens(pooled)
+        sampled_logits = part(logits, False)
+        assert sampled_logits is not None
+        return self._sample(sampling, sampled_logits, pooled)
+
+    def _no_tokens(self, pooled: PendingPooled | None = None) -> PendingStep:
+        # On the device, so that whoever waits for this step waits until it has run.
+        return PendingStep(torch.empty(0, dtype=torch.int64, device=self._rows.device), pooled=pooled)
 
     @torch.inference_mode()
     def forget_blocks(self, num_blocks: int) -> None:
@@ -112,21 +172,23 @@ class ModelRunner:
         self._rows.forget_blocks(num_blocks)
 
     def _compute(self, batch: ScheduledBatch) -> torch.Tensor | None:
-        """Kernel by kernel: logits [N, V] of the N sequences that sample, or None when none does."""
+        """Kernel by kernel: hidden states [N, hidden_size] of the N sequences that sample or are pooled, or None."""
         model_input = build_model_input(batch, self._rows)
         self._attention.begin_step(model_input.attention)
         hidden = self._model(model_input.token_ids, model_input.positions, self._attention)
         if model_input.sample_indices is None:
-            return self._model.logits(hidden)
+            return hidden
         if not len(model_input.sample_indices):
             return None
-        return self._model.logits(hidden[model_input.sample_indices])
+        return hidden[model_input.sample_indices]
 
-    def _sample(self, sequences: Sequence[ScheduledSequence], logits: torch.Tensor) -> PendingStep:
+    def _sample(
+        self, sequences: Sequence[ScheduledSequence], logits: torch.Tensor, pooled: PendingPooled | None = None
+    ) -> PendingStep:
         samples = sample(logits, [self._sampling_row(sequence) for sequence in sequences], self._rows.token_ids)
         rows, ends = _unzip((sequence.row, sequence.start + sequence.num_tokens) for sequence in sequences)
         self._rows.append(rows, ends, samples.token_ids)
-        return PendingStep(samples.token_ids, samples.logprobs)
+        return PendingStep(samples.token_ids, samples.logprobs, pooled)
 
     def _sampling_row(self, sequence: ScheduledSequence) -> SamplingRow:
         start = self._rows.start_of(sequence.row)

@@ -2,7 +2,8 @@
 
 The counterpart of `engine.runner.captured_steps`, for steps of any kind: prompts and decodes mixed, up to the
 sizes given.  A step ends with the likeliest token of every sequence that samples written to its row; a caller that
-samples otherwise takes the logits and overwrites it.  Called by `engine.runner.model_runner`.
+samples otherwise takes the logits and overwrites it, one that pools takes the hidden states.  Called by
+`engine.runner.model_runner`.
 """
 
 from __future__ import annotations
@@ -20,13 +21,14 @@ from engine.cpu.program import Capacity, Recorder, Rows
 from engine.cpu.step import NUM_DECODES, NUM_SAMPLES, STEP_SIZE
 from engine.cpu.team import Team
 from engine.models.decoder import DecoderModel
+from engine.runner.model_runner import ReplayedStep
 from engine.runner.rows import RowTable
 
 
 class RecordedSteps:
     """The program of one model over one row table and one KV cache, which must stay where they are.
 
-    `code_folder` keeps compiled kernels between starts.
+    Without `makes_logits` there are hidden states alone.  `code_folder` keeps compiled kernels between starts.
     """
 
     has_wanted = False
@@ -40,6 +42,7 @@ class RecordedSteps:
         team: Team,
         *,
         max_num_batched_tokens: int,
+        makes_logits: bool = True,
         code_folder: Path | None = None,
     ) -> None:
         max_num_seqs, row_length = rows.token_ids.shape
@@ -57,31 +60,34 @@ class RecordedSteps:
         with torch.inference_mode(), ops.recording(recorder):
             attention.record_on(recorder)
             hidden = model(recorder.token_id_handle, recorder.position_handle, attention)
-            logits = model.logits(_select_samples(recorder, hidden))
-        scores = recorder.address(logits), recorder.stride(logits), logits.shape[1]
-        results = recorder.address(self._likeliest), recorder.samples, recorder.positions
-        recorder.add(likeliest_kernel(), *scores, *results, *known, row_length)
+            chosen = _select_samples(recorder, hidden)
+            logits = model.logits(chosen) if makes_logits else None
+        if logits is not None:
+            scores = recorder.address(logits), recorder.stride(logits), logits.shape[1]
+            results = recorder.address(self._likeliest), recorder.samples, recorder.positions
+            recorder.add(likeliest_kernel(), *scores, *results, *known, row_length)
         self.program = recorder.finish()
-        self._logits = recorder.view(logits)
+        self._hidden = recorder.view(chosen)
+        self._logits = torch.empty(recorder.max_samples, 0) if logits is None else recorder.view(logits)
 
     def capture_wanted(self) -> None:
         """Nothing is ever wanted: the one program serves every step."""
 
-    def run(self, batch: ScheduledBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logits [N, V] and likeliest ids int64 [N] of the N sequences that sample; both are valid until the next."""
+    def run(self, batch: ScheduledBatch) -> ReplayedStep:
+        """Compute a step; likeliest ids are int64."""
         # Plain loops: after a step the caches hold weights, and every call into numpy costs ten microseconds.
         sequences, samples, num_tokens = [], [], 0
         for sequence in batch.sequences:
             sequences.append((sequence.row, sequence.start, sequence.num_tokens, num_tokens))
             num_tokens += sequence.num_tokens
-            if sequence.samples:
+            if sequence.samples or sequence.pools:
                 samples.append((num_tokens - 1, sequence.row))
         num_samples = len(samples)
         self._sequences[: len(sequences)] = sequences
         self._samples[:num_samples] = samples if samples else 0
         self._step[: NUM_DECODES + 1] = num_tokens, num_samples, len(sequences), batch.num_decodes
         self.program.run(self._team, self._step)
-        return self._logits[:num_samples], self._likeliest[:num_samples]
+        return ReplayedStep(self._logits[:num_samples], self._likeliest[:num_samples], self._hidden[:num_samples])
 
 
 def _rows(rows: RowTable) -> Rows:
@@ -95,7 +101,7 @@ def _rows(rows: RowTable) -> Rows:
 
 
 def _select_samples(recorder: Recorder, hidden: torch.Tensor) -> torch.Tensor:
-    """The rows of `hidden` whose tokens are scored."""
+    """The rows of `hidden` whose tokens are scored or pooled."""
     chosen = recorder.buffer(hidden.shape[1], NUM_SAMPLES)
     source = recorder.address(hidden), recorder.stride(hidden)
     target = recorder.address(chosen), recorder.stride(chosen)

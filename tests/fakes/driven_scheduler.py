@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections import Counter, deque
 
 from engine.api.output import StepOutput
-from engine.api.request import Prompt
+from engine.api.request import Pooling, Prompt
 from engine.api.sampling import SamplingParams
 from engine.core.batch import SampledTokens, ScheduledBatch
 from engine.core.scheduler import Scheduler
 from engine.core.scheduler_config import SchedulerConfig
-from tests.fakes.paged_device import PagedDevice, generate_alone
+from tests.fakes.paged_device import PagedDevice, generate_alone, pool
 
 
 class DrivenScheduler:
@@ -41,11 +41,13 @@ class DrivenScheduler:
         min_tokens: int = 0,
         stop_token_ids: tuple[int, ...] = (),
         salt: str = "",
+        is_pooled: bool = False,
     ) -> None:
         """Queue a prompt of these tokens, as many of them as the context in force has room for."""
-        fitting = token_ids[: self.scheduler.max_model_len - 1] or (0,)
+        fitting = token_ids[: self.scheduler.max_model_len - (not is_pooled)] or (0,)
         sampling = SamplingParams(min_tokens=min(min_tokens, max_tokens))
-        prompt = Prompt(len(self.prompts), fitting, max_tokens, sampling, stop_token_ids, salt)
+        pooling = Pooling("embed") if is_pooled else None
+        prompt = Prompt(len(self.prompts), fitting, max_tokens, sampling, stop_token_ids, salt, pooling)
         self.prompts[prompt.sequence_id] = prompt
         self._outputs[prompt.sequence_id] = []
         self._max_model_lens[prompt.sequence_id] = self.scheduler.max_model_len
@@ -115,6 +117,8 @@ class DrivenScheduler:
         assert pool.num_free == pool.num_blocks
         assert self._finish_reasons.keys() == self.prompts.keys()
         for sequence_id, prompt in self.prompts.items():
+            if prompt.pooling is not None:
+                continue
             expected, reason = generate_alone(prompt, self._max_model_lens[sequence_id])
             got = self._outputs[sequence_id]
             assert got == expected[: len(got)]
@@ -153,7 +157,11 @@ class DrivenScheduler:
         outputs = self.scheduler.commit(batch, sampled)
         assert len({output.sequence_id for output in outputs}) == len(outputs)
         for output in outputs:
-            assert len(output.token_ids) == 1
+            is_pooled = self.prompts[output.sequence_id].pooling is not None
+            assert len(output.token_ids) == (0 if is_pooled else 1)
+            if is_pooled:
+                assert output.finish_reason == "stop"
+                assert output.pooled == pool(self.prompts[output.sequence_id].token_ids)
             self._take(output)
 
     def _take(self, output: StepOutput) -> None:
@@ -164,5 +172,5 @@ class DrivenScheduler:
         self._outputs[sequence_id] += output.token_ids
         if output.finish_reason is not None:
             self._finish_reasons[sequence_id] = output.finish_reason
-            if output.finish_reason == "stop":
+            if output.finish_reason == "stop" and prompt.pooling is None:
                 assert output.stop_token_id == output.token_ids[-1]

@@ -30,6 +30,11 @@ def next_token(token_ids: Sequence[int], prompt: Prompt) -> int:
     return token_id
 
 
+def pool(token_ids: Sequence[int]) -> bytes:
+    """What the model makes of these tokens where it does not continue them."""
+    return crc32(bytes(token_ids)).to_bytes(4, "little")
+
+
 def generate_alone(prompt: Prompt, max_model_len: int) -> tuple[list[int], FinishReason]:
     """The outputs a sequence must have, whatever ran beside it."""
     token_ids = list(prompt.token_ids)
@@ -71,8 +76,9 @@ class PagedDevice:
         sampled = self._attend_decodes(decodes, written)
         sampled += [self._attend(scheduled) for scheduled in prompts]
         token_ids = tuple(token_id for token_id in sampled if token_id is not None)
+        pooled = tuple(pool(self._rows[scheduled.row].token_ids) for scheduled in prompts if scheduled.pools)
         self.num_tokens_computed += batch.num_tokens
-        return SampledTokens(token_ids, (None,) * len(token_ids))
+        return SampledTokens(token_ids, (None,) * len(token_ids), pooled)
 
     def resize(self, num_blocks: int, moves: Sequence[tuple[int, int]]) -> None:
         """Move the contents of blocks, then have `num_blocks`; whatever is read beyond them is an error."""
@@ -92,9 +98,10 @@ class PagedDevice:
         assert len({s.row for s in batch.sequences}) == len(batch.sequences) <= config.max_num_seqs
         assert all(0 <= s.row < config.max_num_seqs for s in batch.sequences)
         decodes = [s.num_tokens == 1 and s.samples for s in batch.sequences]
+        assert batch.num_pooled == sum(s.pools for s in batch.sequences)
         assert decodes == [True] * batch.num_decodes + [False] * (len(decodes) - batch.num_decodes)
         if not config.enable_chunked_prefill:
-            assert all(s.samples for s in batch.sequences), "a prompt was cut although chunks are off"
+            assert all(s.samples or s.pools for s in batch.sequences), "a prompt was cut although chunks are off"
         assert len({start.row for start in batch.row_starts}) == len(batch.row_starts)
         assert len({update.row for update in batch.block_updates}) == len(batch.block_updates)
 
@@ -137,7 +144,11 @@ class PagedDevice:
         for position, token_id in enumerate(context):
             found = self._slots[self._slot(row, position)]
             assert found == (position, token_id, row.prompt.cache_salt), f"read {found} for {position}, {token_id}"
-        assert scheduled.samples == (len(context) == len(row.token_ids))
+        is_whole = len(context) == len(row.token_ids)
+        assert (scheduled.samples, scheduled.pools) == (
+            is_whole and row.prompt.pooling is None,
+            is_whole and row.prompt.pooling is not None,
+        )
         if not scheduled.samples:
             return None
         token_id = next_token(context, row.prompt)

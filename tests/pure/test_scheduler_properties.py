@@ -47,6 +47,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         stop_token_ids=st.sampled_from([(), (0,), (1, 2, 3)]),
         salt=st.sampled_from(["", "", "a salt"]),
         num_samples=st.integers(1, 3),
+        is_pooled=st.booleans(),
     )
     def add(
         self,
@@ -57,10 +58,18 @@ class SchedulerMachine(RuleBasedStateMachine):
         stop_token_ids: tuple[int, ...],
         salt: str,
         num_samples: int,
+        is_pooled: bool,
     ) -> None:
         token_ids = (*SHARED_PREFIX[:num_shared], *own)
         for _ in range(num_samples):
-            self.driven.add(token_ids, max_tokens, min_tokens=min_tokens, stop_token_ids=stop_token_ids, salt=salt)
+            self.driven.add(
+                token_ids,
+                max_tokens,
+                min_tokens=min_tokens,
+                stop_token_ids=stop_token_ids,
+                salt=salt,
+                is_pooled=is_pooled,
+            )
 
     @precondition(lambda self: self.driven.prompts)
     @rule(data=st.data())
