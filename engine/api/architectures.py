@@ -42,8 +42,8 @@ def unsupported_architecture(
     `has_own_code` says that config.json names Python files of the repository, which then compute something else than
     the model type says.
     """
-    known = not classes or any(map(_is_known_class, classes))
     is_encoder = model_type in ENCODER_TYPES
+    known = not classes or any(_is_known_class(name, is_encoder=is_encoder) for name in classes)
     if is_encoder and is_gguf:
         return (
             f"GGUF files of {model_type} models are not supported; choose the model's original weights (safetensors)."
@@ -102,5 +102,5 @@ def unsupported_types(types: Iterable[str], *, is_gguf: bool) -> str | None:
     return f"Tensors stored as {odd[0]} are not supported; choose a {better}."
 
 
-def _is_known_class(name: str) -> bool:
-    return name.endswith("ForCausalLM") or name in HEADLESS_DECODERS or name in _ENCODER_CLASSES
+def _is_known_class(name: str, *, is_encoder: bool) -> bool:
+    return name in _ENCODER_CLASSES if is_encoder else name.endswith("ForCausalLM") or name in HEADLESS_DECODERS

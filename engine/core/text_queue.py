@@ -6,6 +6,8 @@ than a step.  Knows no torch.  Driven by `engine.encoder_loop`.
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 from engine.api.errors import ContextLengthExceeded, InvalidParameter
 from engine.api.request import Prompt
 
@@ -21,7 +23,8 @@ class TextQueue:
         self._max_num_tokens = max_num_tokens
         self._max_num_texts = max_num_texts
         self._max_model_len = max_model_len
-        self._waiting: dict[int, Prompt] = {}
+        # Unlike a dict, it does not step over what was taken from its front before.
+        self._waiting: OrderedDict[int, Prompt] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._waiting)
