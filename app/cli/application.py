@@ -17,6 +17,7 @@ from app.cli import (
     installed,
     jobs,
     login,
+    plan,
     prune,
     pull,
     recommend,
@@ -62,6 +63,7 @@ application.command("login")(login.login)
 application.command("logout")(login.logout)
 application.command("search")(discover.search)
 application.command("recommend")(recommend.recommend)
+application.command("plan")(plan.plan)
 application.command("list")(installed.list_models)
 application.command("show")(show.show)
 application.command("rm")(removal.remove)

@@ -12,12 +12,12 @@ import typer
 
 from app.cli.local_store import open_store
 from app.cli.output import format_bytes, notice, write_json, write_text
+from app.cli.remote import look_up
 from app.cli.resident import JsonOption
 
 if TYPE_CHECKING:
     from app.schema.admin import ModelCardDetails
     from app.settings import Settings
-    from store.paths import DataRoot
     from store.remote_model import RemoteModel
 
 _MAX_SHOWN = 80
@@ -44,7 +44,7 @@ def show(
     except ModelNotFound:
         if modelfile or parse_model_name(model).kind == "path":
             raise
-        remote = _look_up(model, settings, store.root)
+        remote = look_up(model, settings, store.root)
         card = remote_card(remote)
     if json_output:
         write_json(card)
@@ -55,21 +55,6 @@ def show(
             write_text(f"{label:<18}{value}\n")
     if remote is not None:
         _tell_what_a_pull_does(remote, settings)
-
-
-def _look_up(model: str, settings: Settings, root: DataRoot) -> RemoteModel:
-    from app.hub import hub_settings
-    from store.errors import HubUnreachable
-    from store.remote_model import look_up
-
-    hub = hub_settings(settings)
-    try:
-        return look_up(model, root, hub, lambda progress: notice(progress.status), lambda: False)
-    except HubUnreachable as error:
-        if hub.offline:
-            raise
-        reason = error.message[:1].lower() + error.message[1:]
-        raise HubUnreachable(f"{model} is not installed, and {reason}") from error
 
 
 def _tell_what_a_pull_does(remote: RemoteModel, settings: Settings) -> None:

@@ -212,8 +212,8 @@ class _Search:
         if needed > device.limit_bytes:
             return NoRoom(
                 f"{self.name} needs at least {memory_text(needed)} and models may have "
-                f"{memory_text(device.limit_bytes)} of {device.name} in all; choose a smaller or more strongly "
-                "quantised model, or a lower max_model_len.",
+                f"{memory_text(device.limit_bytes)} of {device.name} in all; choose a smaller model, or a lower "
+                "max_num_seqs.",
                 least_share=None,
                 could_wait=False,
                 device=device.name,

