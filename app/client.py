@@ -98,6 +98,13 @@ class ChatFinished(msgspec.Struct, frozen=True, kw_only=True):
 ChatEvent = TextDelta | ChatFinished
 
 
+class EmbeddedText(msgspec.Struct, frozen=True):
+    """A text as a vector, and how many tokens it had."""
+
+    vector: tuple[float, ...]
+    num_tokens: int
+
+
 class _ErrorBody(msgspec.Struct):
     message: str = ""
     code: str | None = None
@@ -128,6 +135,15 @@ class _Chunk(msgspec.Struct):
     choices: tuple[_Choice, ...] = ()
     usage: _Usage | None = None
     error: _ErrorBody | str | None = None
+
+
+class _Embedding(msgspec.Struct):
+    embedding: tuple[float, ...]
+
+
+class _Embeddings(msgspec.Struct):
+    data: tuple[_Embedding, ...]
+    usage: _Usage
 
 
 class _ErrorAnswer(msgspec.Struct):
@@ -221,6 +237,11 @@ class QuireClient:
             time_to_first_token_s=None if first_s is None else first_s - start_s,
             duration_s=self._clock() - start_s,
         )
+
+    async def embed(self, text: str, model: str) -> EmbeddedText:
+        """The vector of one text."""
+        answer = await self.request("POST", "/v1/embeddings", _Embeddings, {"model": model, "input": text})
+        return EmbeddedText(answer.data[0].embedding, answer.usage.prompt_tokens)
 
     async def health(self) -> bool:
         """Whether the daemon answers and is ready for requests."""

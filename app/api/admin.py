@@ -18,6 +18,7 @@ from app.api.body import JsonBody
 from app.api.streaming import EventStream, json_line
 from app.errors import ModelInUse
 from app.jobs import Jobs
+from app.model_task import listed_capability
 from app.residency.supervisor import Supervisor
 from app.schema.admin import (
     DeletedModel,
@@ -32,6 +33,7 @@ from app.schema.admin import (
 )
 from app.translate.admin import installed_entry, load_line, model_card
 from app.translate.running import running_entries
+from engine.pooling.config import read_pooling
 from store.errors import StoreError
 from store.known_facts import KnownFacts
 from store.models import InstalledModel, ModelStore
@@ -60,7 +62,7 @@ async def list_running(supervisor: Supervisor) -> RunningModels:
 async def show_model(data: ModelRequest, models: ModelStore, facts: KnownFacts) -> ModelCardDetails:
     def card() -> ModelCardDetails:
         installed = models.find(data.model)
-        return model_card(installed, facts.read(installed.path))
+        return model_card(installed, facts.read(installed.path), read_pooling(installed.path))
 
     return await asyncio.to_thread(card)
 
@@ -101,9 +103,9 @@ def _json_lines(lines: AsyncGenerator[bytes, None]) -> EventStream:
 
 def _installed_entry(model: InstalledModel, facts: KnownFacts) -> InstalledModelEntry:
     try:
-        return installed_entry(model, facts.read(model.path))
+        return installed_entry(model, facts.read(model.path), listed_capability(model.path))
     except StoreError:
-        return installed_entry(model, None)
+        return installed_entry(model, None, "completion")
 
 
 async def _load_lines(name: str, supervisor: Supervisor) -> AsyncGenerator[bytes, None]:

@@ -162,7 +162,6 @@ def _is_here(model: FoundModel, installed: frozenset[str]) -> bool:
 
 def _runs(model: FoundModel) -> bool | None:
     """Whether the engine runs a repository's model, as far as the hub's answer tells; None where it does not."""
-    from app.residency.recommend import why_not_served
     from engine.api.architectures import unsupported_architecture, unsupported_quantization
 
     if model.model_type is None:
@@ -170,7 +169,6 @@ def _runs(model: FoundModel) -> bool | None:
     reasons = (
         unsupported_architecture(model.model_type, model.classes),
         unsupported_quantization(is_quantized=model.is_quantized),
-        why_not_served(model.kind) if model.kind else None,
     )
     return not any(reasons)
 

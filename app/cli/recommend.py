@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     from app.residency.footprint import Host
     from app.residency.recommend import Need, Purpose
     from app.settings import Settings
+    from store.catalog import CatalogModel
 
 MOST_SHOWN = 8
+_POOLED = ("embed", "rerank")
 _MEMORY = re.compile(r"(\d+(?:\.\d+)?)\s*(gib|gb|g|mib|mb|m)?", re.IGNORECASE)
 _MEMORY_UNITS = {"": 2**30, "g": 2**30, "gib": 2**30, "gb": 10**9, "m": 2**20, "mib": 2**20, "mb": 10**6}
 
@@ -37,11 +39,8 @@ def recommend(
     json_output: JsonOption = False,
 ) -> None:
     """Show which models fit this machine, the best first."""
-    from app.residency.recommend import why_not_served
     from app.settings import load_settings
 
-    if reason := why_not_served(purpose):
-        raise CommandFailure(f"{reason.partition(';')[0]}; `quire search {purpose}` shows those that have a name.")
     settings = load_settings()
     host = measured_host(settings, memory, device)
     needs = _recommended(settings, host, purpose)
@@ -51,11 +50,18 @@ def recommend(
         return
     notice(_device_sentence(host, is_assumed=memory is not None))
     if not needs:
-        raise CommandFailure(f"No {purpose} model of the catalogue fits in that; `quire run starter` needs the least.")
+        is_pooled = purpose in _POOLED
+        advice = f"`quire search {purpose}` shows them all" if is_pooled else "`quire run starter` needs the least"
+        raise CommandFailure(f"No {purpose} model of the catalogue fits in that; {advice}.")
     installed = installed_names(open_store(settings))
     _show(needs, installed)
     _tell(settings, host, purpose, needs)
-    typer.echo(f"Best: quire run {needs[0].model.name}")
+    typer.echo(f"Best: {_command(needs[0].model)}")
+
+
+def _command(model: CatalogModel) -> str:
+    """What to type; who wants a reranker or an embedding model asks it from a program."""
+    return f"quire {'pull' if model.kind in _POOLED else 'run'} {model.name}"
 
 
 def recommended_name(settings: Settings) -> str | None:
@@ -207,7 +213,7 @@ def _as_json(host: Host, needs: list[tuple[Need, bool]]) -> dict[str, Any]:
                 "gated": need.model.gated,
                 "good_for": need.model.good_for,
                 "installed": is_here,
-                "command": f"quire run {need.model.name}",
+                "command": _command(need.model),
             }
             for need, is_here in needs
         ],

@@ -7,20 +7,23 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
 from app.cli.connection import open_client
 from app.cli.failure import INTERRUPTED_EXIT_CODE, USAGE_EXIT_CODE, CommandFailure
-from app.cli.output import notice, write_json, write_text
+from app.cli.output import notice, write_json, write_json_line, write_text
 from app.cli.progress import follow, load_view
 from app.cli.pull import OfflineOption, fetch_model
 from app.cli.resume import Resume, conversation
 
 if TYPE_CHECKING:
-    from app.client import ChatFinished, QuireClient
+    from app.client import ChatFinished, EmbeddedText, QuireClient
+    from app.schema.admin import ModelCardDetails
     from app.settings import Settings
+
+Answer = TypeVar("Answer")
 
 EMPTY_PROMPT = "The prompt is empty; write it after the model's name, or pipe it in."
 
@@ -42,7 +45,7 @@ def run(
     verbose: Annotated[bool, typer.Option("--verbose", help="Show token counts and speed afterwards.")] = False,
     json_output: Annotated[bool, typer.Option("--json", help="Print the answer and its numbers as JSON.")] = False,
 ) -> None:
-    """Ask a model, or chat with it.
+    """Ask a model, or chat with it; an embedding model prints the prompt's vector.
 
     The model is pulled and loaded if needed.  Standard input goes before the prompt.
     """
@@ -110,12 +113,16 @@ class _Answer:
         self._is_streamed = is_streamed
         self._parts: list[str] = []
         self._finished: ChatFinished | None = None
+        self._embedded: EmbeddedText | None = None
 
     async def ask(
         self, client: QuireClient, prompt: str, system: str | None, params: dict[str, Any], resume: Resume
     ) -> None:
-        """Load the model and stream its answer; whatever ends the stream, its text ends with a line end."""
-        from app.client import TextDelta
+        """Load the model and stream its answer; whatever ends the stream, its text ends with a line end.
+
+        A model that does not write is asked for the prompt's vector.
+        """
+        from app.client import ClientError, TextDelta
 
         async with client:
             resumed = await resume.find(client, self._model)
@@ -128,6 +135,10 @@ class _Answer:
                         self._add(event.text)
                     else:
                         self._finished = event
+            except ClientError as error:
+                if error.code != "wrong_task" or system is not None or params:
+                    raise
+                self._embedded = await client.embed(prompt, self._model)
             finally:
                 if self._is_streamed and self._parts and not self._parts[-1].endswith("\n"):
                     write_text("\n")
@@ -139,6 +150,9 @@ class _Answer:
 
     def report(self, *, json_output: bool, verbose: bool) -> None:
         """What is printed after a complete answer."""
+        if self._embedded is not None:
+            self._report_vector(self._embedded, json_output=json_output)
+            return
         finished = self._finished
         assert finished is not None
         if json_output:
@@ -160,26 +174,48 @@ class _Answer:
         if verbose:
             notice(finished.summary())
 
+    def _report_vector(self, embedded: EmbeddedText, *, json_output: bool) -> None:
+        """The vector as JSON, with `json_output` beside what else there is to know."""
+        if json_output:
+            usage = {"prompt_tokens": embedded.num_tokens}
+            write_json({"model": self._model, "embedding": embedded.vector, "usage": usage})
+        else:
+            write_json_line(embedded.vector)
 
-async def _pull_if_missing(client: QuireClient, model: str, attempt: Callable[[], Awaitable[object]]) -> None:
+
+async def _pull_if_missing(client: QuireClient, model: str, attempt: Callable[[], Awaitable[Answer]]) -> Answer:
     """`attempt` something that needs the model's files; if they are missing, get them and attempt it again."""
     from app.client import ClientError
 
     try:
-        await attempt()
+        return await attempt()
     except ClientError as error:
         if error.code != "model_not_found":
             raise
         notice(f"{model} is not installed yet; pulling it.")
         await fetch_model(client, model, json_output=False)
-        await attempt()
+        return await attempt()
+
+
+def _require_chat(card: ModelCardDetails) -> None:
+    """Refuse a chat with a model that does not write."""
+    if "embedding" in card.capabilities:
+        raise CommandFailure(
+            f"{card.name} is an embedding model, which cannot chat; `quire run {card.name} TEXT` prints a text's "
+            "vector, and programs send texts to /v1/embeddings."
+        )
+    if "rerank" in card.capabilities:
+        raise CommandFailure(
+            f"{card.name} is a reranker, which cannot chat; programs send it queries and documents at /v1/rerank."
+        )
 
 
 async def _chat(client: QuireClient, model: str, system: str | None, params: dict[str, Any], resume: Resume) -> None:
     """The chat; it opens at once and loads the model while the first prompt is typed."""
     async with client:
         resumed = await resume.find(client, model)
-        await _pull_if_missing(client, model, lambda: client.show(model))
+        card = await _pull_if_missing(client, model, lambda: client.show(model))
+        _require_chat(card)
         from tui.app import ChatApp
 
         await ChatApp(client, model, system=system, params=params, resumed=resumed).run_async()

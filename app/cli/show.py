@@ -29,8 +29,10 @@ def show(
     json_output: JsonOption = False,
 ) -> None:
     """Show what a model is."""
+    from app.model_task import remote_capability
     from app.settings import load_settings
     from app.translate.admin import model_card, remote_card
+    from engine.pooling.config import read_pooling
     from store.errors import ModelNotFound
     from store.facts import read_model_facts
     from store.names import parse_model_name
@@ -40,12 +42,12 @@ def show(
     remote = None
     try:
         installed = store.find(model)
-        card = model_card(installed, read_model_facts(installed.path))
+        card = model_card(installed, read_model_facts(installed.path), read_pooling(installed.path))
     except ModelNotFound:
         if modelfile or parse_model_name(model).kind == "path":
             raise
         remote = look_up(model, settings, store.root)
-        card = remote_card(remote)
+        card = remote_card(remote, remote_capability(remote))
     if json_output:
         write_json(card)
     elif modelfile:
@@ -85,7 +87,9 @@ def _card_lines(card: ModelCardDetails) -> list[tuple[str, str]]:
         ("context length", f"{details.context_length:,}" if details.context_length else None),
         ("embedding length", f"{details.embedding_length:,}" if details.embedding_length else None),
         ("layers", str(details.num_layers) if details.num_layers else None),
-        ("chat template", "yes" if card.has_chat_template else "no"),
+        ("does", ", ".join(card.capabilities)),
+        *_pooling_lines(card),
+        ("chat template", _yes_or_no(card) if "completion" in card.capabilities else None),
         ("sampling", defaults or None),
         ("system", _first_line(card.system)),
         ("license", _first_line(card.license)),
@@ -96,6 +100,22 @@ def _card_lines(card: ModelCardDetails) -> list[tuple[str, str]]:
         ("path", card.path),
     ]
     return [(label, value) for label, value in lines if value is not None]
+
+
+def _pooling_lines(card: ModelCardDetails) -> list[tuple[str, str | None]]:
+    """How an embedding model or a reranker takes texts."""
+    pooling = card.pooling
+    if pooling is None:
+        return []
+    return [
+        ("pooling", pooling.mode if "embedding" in card.capabilities else None),
+        ("longest text", f"{pooling.max_tokens:,} tokens" if pooling.max_tokens else None),
+        ("prompts", ", ".join(pooling.prompts) or None),
+    ]
+
+
+def _yes_or_no(card: ModelCardDetails) -> str:
+    return "yes" if card.has_chat_template else "no"
 
 
 def _cache_need(card: ModelCardDetails) -> str | None:

@@ -27,8 +27,6 @@ _CPU_WEIGHTS_SHARE = 0.36
 """Of RAM.  Each token reads all weights, and a person's other programs need memory too; gives the sizes that
 are usual for 8, 16 and 24 GiB."""
 
-_SERVED_KINDS = frozenset({"chat", "code", "reasoning", "base"})
-
 
 @dataclass(frozen=True, slots=True)
 class Need:
@@ -97,15 +95,7 @@ def fits(need: Need, host: Host) -> bool:
 
 def why_not_run(model: CatalogModel) -> str | None:
     """Why this version does not run a model of the catalogue, or None."""
-    return why_not_served(model.kind) or why_unsupported(catalog_facts(model))
-
-
-def why_not_served(kind: str) -> str | None:
-    """Why models of a kind are of no use yet, or None."""
-    if kind in _SERVED_KINDS:
-        return None
-    what = "Embedding models" if kind == "embed" else "Rerankers"
-    return f"{what} are not served yet; choose a chat model."
+    return why_unsupported(catalog_facts(model))
 
 
 def _merit(need: Need) -> tuple[float, bool, str, str]:

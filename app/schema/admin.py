@@ -50,6 +50,7 @@ class InstalledModelEntry(msgspec.Struct, frozen=True, kw_only=True):
     digest: str
     source: str
     details: ModelDetails | None = None
+    capabilities: tuple[str, ...] = ("completion",)
 
 
 class InstalledModels(msgspec.Struct, frozen=True):
@@ -98,6 +99,19 @@ class ModelMemory(msgspec.Struct, frozen=True, kw_only=True):
     kv_bytes_full_context: int | None = None
 
 
+class PoolingDetails(msgspec.Struct, frozen=True, kw_only=True):
+    """How an embedding model or a reranker takes texts.
+
+    `max_tokens` is the longest text, or pair, None where the context is the bound; `prompts` may go before texts, by
+    name, and `default_prompt` names the one that does.
+    """
+
+    mode: str
+    max_tokens: int | None = None
+    prompts: dict[str, str] = {}
+    default_prompt: str | None = None
+
+
 class ModelCardDetails(msgspec.Struct, frozen=True, kw_only=True):
     """Answer of POST /api/show.
 
@@ -122,6 +136,7 @@ class ModelCardDetails(msgspec.Struct, frozen=True, kw_only=True):
     system: str | None = None
     modelfile: str = ""
     capabilities: tuple[str, ...] = ("completion",)
+    pooling: PoolingDetails | None = None
 
 
 class DeletedModel(msgspec.Struct, frozen=True):

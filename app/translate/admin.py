@@ -9,11 +9,13 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from app.model_task import CAPABILITIES, Capability
 from app.schema.admin import (
     InstalledModelEntry,
     ModelCardDetails,
     ModelDetails,
     ModelMemory,
+    PoolingDetails,
     ProgressLine,
 )
 from store.presets.modelfile import Modelfile, format_modelfile
@@ -21,6 +23,7 @@ from store.presets.preset import Preset
 
 if TYPE_CHECKING:
     from engine.api.wire import Progress
+    from engine.pooling.config import ModelPooling
     from store.facts import ModelFacts
     from store.models import InstalledModel
     from store.progress import PullProgress
@@ -46,7 +49,7 @@ def _context_length(installed: InstalledModel, facts: ModelFacts) -> int | None:
     return min((length for length in (facts.context_length, bound) if length is not None), default=None)
 
 
-def installed_entry(installed: InstalledModel, facts: ModelFacts | None) -> InstalledModelEntry:
+def installed_entry(installed: InstalledModel, facts: ModelFacts | None, capability: Capability) -> InstalledModelEntry:
     return InstalledModelEntry(
         name=installed.name,
         model=installed.name,
@@ -55,10 +58,12 @@ def installed_entry(installed: InstalledModel, facts: ModelFacts | None) -> Inst
         digest=installed.digest,
         source=installed.source,
         details=None if facts is None else model_details(facts, _context_length(installed, facts)),
+        capabilities=(capability,),
     )
 
 
-def model_card(installed: InstalledModel, facts: ModelFacts) -> ModelCardDetails:
+def model_card(installed: InstalledModel, facts: ModelFacts, pooling: ModelPooling | None) -> ModelCardDetails:
+    """`pooling` is None for a model that writes."""
     preset = installed.preset or Preset()
     context_length = _context_length(installed, facts)
     return ModelCardDetails(
@@ -77,10 +82,12 @@ def model_card(installed: InstalledModel, facts: ModelFacts) -> ModelCardDetails
         base=installed.base,
         system=preset.system,
         modelfile=format_modelfile(Modelfile(installed.base or installed.name, preset)),
+        capabilities=(CAPABILITIES[pooling.task] if pooling is not None else "completion",),
+        pooling=_pooling(pooling) if pooling is not None else None,
     )
 
 
-def remote_card(remote: RemoteModel) -> ModelCardDetails:
+def remote_card(remote: RemoteModel, capability: Capability) -> ModelCardDetails:
     """The card of a model that is not installed."""
     plan, facts = remote.plan, remote.facts
     return ModelCardDetails(
@@ -97,6 +104,16 @@ def remote_card(remote: RemoteModel) -> ModelCardDetails:
         details=model_details(facts, facts.context_length),
         memory=_memory(facts, facts.context_length),
         installed=False,
+        capabilities=(capability,),
+    )
+
+
+def _pooling(pooling: ModelPooling) -> PoolingDetails:
+    return PoolingDetails(
+        mode=pooling.mode,
+        max_tokens=pooling.max_length,
+        prompts=pooling.prompts,
+        default_prompt=pooling.default_prompt,
     )
 
 

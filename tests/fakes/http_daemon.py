@@ -17,6 +17,9 @@ from app.client import QuireClient
 NOT_FOUND = {"error": {"message": "m is not installed; get it with `quire pull m`.", "code": "model_not_found"}}
 
 
+WRONG_TASK = {"message": "m does something else; choose another model.", "code": "wrong_task"}
+
+
 class Chunks(httpx.AsyncByteStream):
     """A streamed body; an exception among the chunks is raised in its place."""
 
@@ -35,7 +38,8 @@ class HttpDaemon:
     """`answer` are the pieces of every chat answer; `pull_error` ends a pull instead of success, `pull_answer` is sent
     in place of everything.
 
-    `saved` are the answers of GET /api/chats/ID by id, the latest first; `jobs` those of GET /api/jobs.
+    Of the models in `vectors` an answer is a vector.  `saved` are the answers of GET /api/chats/ID by id, the latest
+    first; `jobs` those of GET /api/jobs.
     """
 
     answer: list[str | BaseException] = field(default_factory=lambda: ["Hello", " there."])
@@ -45,6 +49,7 @@ class HttpDaemon:
     pull_answer: httpx.Response | None = None
     chat_error: tuple[int, dict[str, Any]] | None = None
     saved: dict[str, dict[str, Any]] = field(default_factory=dict)
+    vectors: dict[str, list[float]] = field(default_factory=dict)
     jobs: list[dict[str, Any]] = field(default_factory=list)
     requests: list[tuple[str, Any]] = field(default_factory=list)
 
@@ -87,8 +92,14 @@ class HttpDaemon:
             case "/api/delete":
                 self.installed.remove(body["model"])
                 return httpx.Response(200, json={"freed_bytes": 94_000_000})
+            case "/v1/chat/completions" if body["model"] in self.vectors:
+                return httpx.Response(400, json={"error": WRONG_TASK})
             case "/v1/chat/completions":
                 return self._chat()
+            case "/v1/embeddings":
+                return self._embed(body["model"])
+            case "/api/show":
+                return httpx.Response(200, json=card(body["model"], "embedding" if self.vectors else "completion"))
             case _ if path.startswith("/api/chats/") and path.endswith("/turns"):
                 return self._chat()
         raise AssertionError(f"no such route: {path}")
@@ -113,6 +124,13 @@ class HttpDaemon:
         self.installed.add(model)
         return _lines(*steps, {"status": "success"})
 
+    def _embed(self, model: str) -> httpx.Response:
+        if model not in self.vectors:
+            return httpx.Response(400, json={"error": WRONG_TASK})
+        entry = {"object": "embedding", "index": 0, "embedding": self.vectors[model]}
+        usage = {"prompt_tokens": 4, "total_tokens": 4}
+        return httpx.Response(200, json={"object": "list", "data": [entry], "model": model, "usage": usage})
+
     def _chat(self) -> httpx.Response:
         if self.chat_error:
             return httpx.Response(self.chat_error[0], json={"error": self.chat_error[1]})
@@ -131,6 +149,15 @@ def job(model: str, state: str = "running", **facts: Any) -> dict[str, Any]:
     counts = {"total": 1000, "completed": 120, "bytes_per_s": 0}
     rest = {"status": "", "files": [], "detached": False, "created_at": "2026-01-01T00:00:00Z"}
     return {"id": model.replace("/", "-"), "model": model, "state": state, **unknown, **counts, **rest, **facts}
+
+
+def card(model: str, capability: str) -> dict[str, Any]:
+    """What the daemon shows of a model."""
+    details = {"format": "gguf", "family": "f", "parameter_size": "1", "quantization_level": "F32", "num_parameters": 1}
+    unknown = dict.fromkeys(("path", "modified_at", "license"))
+    known = {"name": model, "model": model, "source": "hub", "digest": "", "size": 1, "has_chat_template": False}
+    rest = {"sampling_defaults": {}, "details": details, "memory": {"weight_bytes": 1}, "capabilities": [capability]}
+    return {**unknown, **known, **rest}
 
 
 def _lines(*values: dict[str, Any]) -> httpx.Response:

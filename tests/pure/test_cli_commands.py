@@ -184,10 +184,10 @@ def test_rm_of_an_unfinished_download(tmp_path: Path, capsys: pytest.CaptureFixt
 
 def test_list_and_rm_need_no_daemon(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert quire("list") == 0
-    assert capsys.readouterr().out == "NAME  ID  SIZE  SOURCE  MODIFIED\n"
+    assert capsys.readouterr().out == "NAME  ID  SIZE  DOES  SOURCE  MODIFIED\n"
     install(tmp_path / "QUIRE_HOME")
     assert quire("list") == 0
-    assert capsys.readouterr().out.splitlines()[1].split()[:5] == ["org/tiny", "b" * 12, "5", "B", "hub"]
+    assert capsys.readouterr().out.splitlines()[1].split()[:6] == ["org/tiny", "b" * 12, "5", "B", "completion", "hub"]
     assert quire("list", "--json") == 0
     (model,) = json.loads(capsys.readouterr().out)["models"]
     assert (model["name"], model["size"]) == ("org/tiny", 5)

@@ -206,8 +206,8 @@ def test_recommend_for_another_machine(ram: None, capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (("--for", "embed"), 1, "Embedding models are not served yet; `quire search embed`"),
-        (("--for", "rerank"), 1, "Rerankers are not served yet; `quire search rerank`"),
+        (("--for", "embed", "--memory", "100MB"), 1, "`quire search embed` shows them all."),
+        (("--for", "rerank"), 0, "the cache is 2 (keys and values)"),
         (("--memory", "100MB"), 1, "No chat model of the catalogue fits in that"),
         (("--memory", "much"), 2, "'much' is not a size of memory; write it like 24GiB."),
         (("--device", "cuda"), 1, "This machine has no GPU"),

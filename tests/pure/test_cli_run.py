@@ -214,3 +214,31 @@ def test_there_must_be_a_chat_to_go_on_with(daemon: HttpDaemon, capsys: pytest.C
     assert capsys.readouterr().err == ("There is no saved chat with m yet; `quire chats` lists those with others.\n")
     assert quire("run", "m", "2?", "--continue", "--chat", "abc") == 2
     assert "not both" in capsys.readouterr().err
+
+
+def test_an_embedding_model_prints_a_vector(daemon: HttpDaemon, capsys: pytest.CaptureFixture[str]) -> None:
+    daemon.vectors["m"] = [0.25, -1.5]
+    assert quire("run", "m", "some", "text") == 0
+    assert capsys.readouterr().out == "[0.25,-1.5]\n"
+    assert daemon.requests[-1] == ("/v1/embeddings", {"model": "m", "input": "some text"})
+    assert quire("run", "m", "some text", "--json") == 0
+    assert json.loads(capsys.readouterr().out) == {
+        "model": "m", "embedding": [0.25, -1.5], "usage": {"prompt_tokens": 4},
+    }  # fmt: skip
+
+
+def test_what_is_for_answers_alone_is_not_dropped_for_a_vector(
+    daemon: HttpDaemon, capsys: pytest.CaptureFixture[str]
+) -> None:
+    daemon.vectors["m"] = [0.25]
+    assert quire("run", "m", "text", "--system", "Be brief.") == 1
+    assert capsys.readouterr().err.splitlines()[-1].endswith("m does something else; choose another model.")
+
+
+def test_an_embedding_model_does_not_chat(
+    daemon: HttpDaemon, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon.vectors["m"] = [0.25]
+    monkeypatch.setattr("app.cli.run._is_terminal", lambda: True)
+    assert quire("run", "m") == 1
+    assert "m is an embedding model, which cannot chat; `quire run m TEXT` prints" in capsys.readouterr().err

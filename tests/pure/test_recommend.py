@@ -53,7 +53,7 @@ def test_what_is_recommended_runs_and_fits(host: Host, purpose: Purpose, sequenc
         assert need.model.kind == purpose
         assert why_unsupported(catalog_facts(need.model)) is None
         assert need.model.model_type in MODEL_TYPES
-        assert need.context == min(CONTEXT_TOKENS, host.max_model_len or CONTEXT_TOKENS)
+        assert need.context == min(CONTEXT_TOKENS, need.model.context_length, host.max_model_len or CONTEXT_TOKENS)
 
 
 @given(hosts, st.floats(0, 100), purposes)
@@ -112,7 +112,9 @@ def test_few_requests_at_once_leave_room_for_a_larger_model() -> None:
 def test_purposes_have_models_of_their_own() -> None:
     assert best("cuda:0", 24, "code") == "qwen2.5-coder:7b"
     assert best("cuda:0", 24, "reasoning") == "deepseek-r1:8b-0528"
-    assert recommend(MODELS, Host(DeviceMemory("cpu", 100 * GIB, 0), 0.9), "embed") == []
+    assert best("cuda:0", 24, "embed") == "qwen3-embedding:8b"
+    assert best("cuda:0", 24, "rerank") == "qwen3-reranker:8b"
+    assert best("cpu", 1.5, "embed") == "bge-base-en"
 
 
 def test_the_arithmetic_of_one_model() -> None:
@@ -131,7 +133,7 @@ def test_of_one_size_a_login_decides_before_the_age() -> None:
     assert [need.model.name for need in found] == ["free", "newer", "llama3.1:8b"]
 
 
-@pytest.mark.parametrize("name", ["mistral:7b", "gemma3:4b", "phi4", "smollm3", "qwen3:30b", "all-minilm"])
+@pytest.mark.parametrize("name", ["mistral:7b", "gemma3:4b", "phi4", "smollm3", "qwen3:30b", "nomic-embed-text"])
 def test_families_that_do_not_run_say_why(name: str) -> None:
     reason = why_not_run(catalog_models()[name])
     assert reason is not None and "not s" in reason
