@@ -13,7 +13,6 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from app.metrics import Metrics, RequestClock
-from app.model_task import wrong_task
 from app.residency.worker_client import WorkerClient
 from engine.api.errors import EngineError
 from engine.api.output import OutputDelta, StepOutput
@@ -35,10 +34,9 @@ async def generate(supervisor: Supervisor, job: GenerateJob) -> AsyncGenerator[l
     Close it (`contextlib.aclosing`) to abort.  Raises `EngineError`, `StoreError`, `QueueFull`, and `WrongTask` for a
     model that does not write.
     """
-    async with supervisor.serving(job.model, keep_alive=job.keep_alive) as lease:
+    async with supervisor.serving(job.model, tasks=("generate",), keep_alive=job.keep_alive) as lease:
         resident = lease.resident
-        if resident.generator is None:
-            raise wrong_task(job.model, resident.facts.task, "generate")
+        assert resident.generator is not None
         requests = job.requests(resident.sampling_defaults(lease.model), lease.model.preset)
         async with aclosing(resident.generator.generate(requests)) as deltas:
             async for delta in deltas:

@@ -1,7 +1,7 @@
 """What a model is for: to write, to make vectors, or to rank; in the words of people and of programs.
 
-Reads only small files, never weights.  Used by `app.generation` and `app.pooling` for the error of a model that is
-asked for something else, and where models are listed and shown.
+Reads only small files, never weights.  Used by the supervisor for the error of a model that is asked for something
+else, and where models are listed and shown.
 """
 
 from __future__ import annotations
@@ -36,9 +36,16 @@ _WHAT_ELSE: Mapping[Task, str] = {
 _TELLING_NAMES = ("embed", "rerank")
 
 
-def wrong_task(model: str, task: Task, wanted: Task) -> WrongTask:
-    """For `model`, which does `task`, when it is asked for `wanted`."""
-    return WrongTask(f"{model} {_WHAT_IT_IS[task]}, or {_WHAT_ELSE[wanted]}.", param="model")
+def require_task(model: str, task: Task, wanted: tuple[Task, ...]) -> None:
+    """Raise `WrongTask` if `model`, which does `task`, is asked for something else; none wanted means any."""
+    if wanted and task not in wanted:
+        raise WrongTask(f"{model} {_WHAT_IT_IS[task]}, or {_WHAT_ELSE[wanted[0]]}.", param="model")
+
+
+def task_of(path: Path) -> Task:
+    """What the model at `path` does, by its files.  Raises as `read_pooling` does."""
+    pooling = read_pooling(path)
+    return "generate" if pooling is None else pooling.task
 
 
 def listed_capability(path: Path) -> Capability:
@@ -47,11 +54,10 @@ def listed_capability(path: Path) -> Capability:
     if not path.is_dir() and not any(word in path.name.lower() for word in _TELLING_NAMES):
         return "completion"
     try:
-        pooling = read_pooling(path)
+        return CAPABILITIES[task_of(path)]
     except EngineError:
         # Whoever uses the model learns what is wrong with it.
         return "completion"
-    return CAPABILITIES[pooling.task if pooling is not None else "generate"]
 
 
 def remote_capability(remote: RemoteModel) -> Capability:

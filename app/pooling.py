@@ -16,7 +16,6 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from app.metrics import Metrics
-from app.model_task import wrong_task
 from app.residency.step_mailbox import StepMailbox
 from app.residency.worker_client import WorkerClient
 from engine.api.errors import EngineError
@@ -42,20 +41,16 @@ async def embed(supervisor: Supervisor, job: EmbedJob) -> list[Pooled]:
 
     Raises `EngineError`, `StoreError`, `QueueFull`, and `app.errors.WrongTask` for a model that makes no vectors.
     """
-    async with supervisor.serving(job.model, keep_alive=job.keep_alive) as lease:
-        pooler = lease.resident.pooler
-        if pooler is None or pooler.stage.pooling.task != "embed":
-            raise wrong_task(job.model, lease.resident.facts.task, "embed")
-        return await pooler.embed(job.request)
+    async with supervisor.serving(job.model, tasks=("embed",), keep_alive=job.keep_alive) as lease:
+        assert lease.resident.pooler is not None
+        return await lease.resident.pooler.embed(job.request)
 
 
 async def score(supervisor: Supervisor, job: ScoreJob) -> Scores:
     """One score per pair, in order: of a reranker, or the cosines of an embedding model.  Raises as `embed` does."""
-    async with supervisor.serving(job.model, keep_alive=job.keep_alive) as lease:
-        pooler = lease.resident.pooler
-        if pooler is None:
-            raise wrong_task(job.model, lease.resident.facts.task, "score")
-        return await pooler.score(job.request)
+    async with supervisor.serving(job.model, tasks=("score", "embed"), keep_alive=job.keep_alive) as lease:
+        assert lease.resident.pooler is not None
+        return await lease.resident.pooler.score(job.request)
 
 
 class Pooler:

@@ -17,6 +17,7 @@ from typing import Any
 
 from app.errors import ModelNotLoaded, ShuttingDown
 from app.metrics import Metrics
+from app.model_task import require_task, task_of
 from app.residency.arranger import Arranger, NeedOf
 from app.residency.balancer import Balancer
 from app.residency.describe import state_of
@@ -33,7 +34,7 @@ from app.residency.wishes import Wishes
 from app.residency.words import span_text
 from app.settings import Settings
 from engine.api.errors import InsufficientMemory, WorkerDied
-from engine.api.wire import Progress
+from engine.api.wire import Progress, Task
 from store.models import InstalledModel
 
 SHUTDOWN_GRACE_S = 3.0
@@ -79,14 +80,18 @@ class Supervisor:
     # -- requests --------------------------------------------------------------------------------------------------
 
     @asynccontextmanager
-    async def serving(self, name: str, *, keep_alive: float | None = None) -> AsyncIterator[Lease]:
+    async def serving(
+        self, name: str, *, tasks: tuple[Task, ...] = (), keep_alive: float | None = None
+    ) -> AsyncIterator[Lease]:
         """A lease of the model of this name or alias, which is loaded, woken or waited for first.
 
-        While the lease lasts the model does not leave by itself.  `keep_alive` says how long it stays afterwards, in
-        seconds; None leaves that as it is.  Raises `QueueFull`, `StoreError`, or the `EngineError` for which the model
-        cannot serve.
+        Where `tasks` are given, a model that does none of them is refused and not loaded.  While the lease lasts the
+        model does not leave by itself.  `keep_alive` says how long it stays afterwards, in seconds; None leaves that as
+        it is.  Raises `QueueFull`, `WrongTask`, `StoreError`, or the `EngineError` for which the model cannot serve.
         """
-        slot, installed = await self._slot_of(name)
+        slot, installed = await self._slot_of(name, tasks)
+        if slot.model is not None:
+            require_task(name, slot.model.facts.task, tasks)
         place = slot.join()
         await slot.admitted(place)
         try:
@@ -286,12 +291,12 @@ class Supervisor:
         slot.run_down()
         self._changed()
 
-    async def _slot_of(self, name: str) -> tuple[Slot, InstalledModel]:
+    async def _slot_of(self, name: str, tasks: tuple[Task, ...] = ()) -> tuple[Slot, InstalledModel]:
         """The slot that answers for a name or alias; a model that is there is not looked up again."""
         installed = self._installed.get(name)
         slot = self._slots.get(worker_key(installed)) if installed else None
         if installed is None or slot is None or slot.model is None or installed.name not in slot.names:
-            installed = await asyncio.to_thread(self._find_model, name)
+            installed = await asyncio.to_thread(self._find_for, name, tasks)
             self._installed[name] = installed
             slot = self._slots.get(worker_key(installed)) or self._new_slot(installed)
             if installed.name not in slot.names:
@@ -299,6 +304,13 @@ class Supervisor:
         if self._is_closing:
             raise ShuttingDown("The daemon is shutting down; start it again and repeat the request.")
         return slot, installed
+
+    def _find_for(self, name: str, tasks: tuple[Task, ...]) -> InstalledModel:
+        """The installed model of this name, if it does one of `tasks`; reads files."""
+        installed = self._find_model(name)
+        if tasks:
+            require_task(name, task_of(installed.path), tasks)
+        return installed
 
     def _new_slot(self, installed: InstalledModel) -> Slot:
         """Its name is the model's, unless an older version of that is still there."""

@@ -16,7 +16,7 @@ import pytest
 
 from tests.fakes.daemon import FakeDaemon, eventually, running_daemon
 from tests.fakes.tiny_embedder import MAX_LENGTH, VOCABULARY, write_tiny_cross_encoder, write_tiny_embedder
-from tests.fakes.tiny_model import write_tiny_model
+from tests.fakes.tiny_model import loads, write_tiny_model
 from tests.fakes.worker import EMBEDDING_LENGTH
 
 
@@ -185,6 +185,15 @@ async def test_a_model_is_asked_for_what_it_does(
         status, code, param, message = await refused(http, route, body)
         assert (status, code, param) == (400, "wrong_task", "model"), route
         assert says in message
+
+
+async def test_a_model_is_not_loaded_for_what_it_does_not_do(http: httpx.AsyncClient, home: Path) -> None:
+    directory = write_tiny_embedder(home / "never-loaded")
+
+    status, code, _, _ = await refused(http, "/v1/completions", {"model": str(directory), "prompt": "hi"})
+
+    assert (status, code) == (400, "wrong_task")
+    assert loads(directory) == []
 
 
 async def test_rerank_sorts_documents(http: httpx.AsyncClient, reranker: str) -> None:
