@@ -58,6 +58,7 @@ class Generator:
         self._worker = worker
         self._metrics = metrics
         self._usage = usage
+        self._num_open = 0
 
     async def generate(self, requests: Sequence[GenerateRequest]) -> AsyncGenerator[list[OutputDelta], None]:
         """Deltas of all choices as they come; choice indices run over requests, then samples.
@@ -69,11 +70,14 @@ class Generator:
         """
         clock = self._metrics.start_request(self._model)
         texts: dict[int, SequenceText] = {}
+        num_opened = 0
         outcome = "cancelled"
         try:
             prepared = await self._prepare(requests)
             for index, (request, prompt) in enumerate(prepared):
                 texts[prompt.sequence_id] = self._text.stream(request, prompt, index)
+            num_opened = len(texts)
+            self._num_open += num_opened
             mailbox = self._worker.submit([prompt for _, prompt in prepared])
             while texts:
                 outputs = await mailbox.take()
@@ -96,6 +100,7 @@ class Generator:
             self._worker.abort(texts)
             for text in texts.values():
                 self._record_lengths(text)
+            self._num_open -= num_opened
             if outcome != "finished":
                 clock.failed(outcome)
 
@@ -119,7 +124,11 @@ class Generator:
         counts = text.usage
         if counts.completion_tokens:
             self._usage.record(
-                self._model, counts.prompt_tokens, counts.completion_tokens, max_model_len=self._text.max_model_len
+                self._model,
+                counts.prompt_tokens,
+                counts.completion_tokens,
+                max_model_len=self._text.max_model_len,
+                num_at_once=self._num_open,
             )
 
     async def _prepare(self, requests: Sequence[GenerateRequest]) -> list[tuple[GenerateRequest, Prompt]]:

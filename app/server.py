@@ -290,7 +290,9 @@ def _supervisor(
 def _traffic(usage: UsageDb, model: str) -> Traffic | None:
     """What a model's requests have been like, for the planner."""
     found = next((one for one in usage.models() if one.model == model), None)
-    return None if found is None else Traffic(found.num_requests, found.prompt_p99, found.output_max)
+    if found is None:
+        return None
+    return Traffic(found.num_requests, found.prompt_p99, found.output_max, found.max_at_once or None)
 
 
 def _constant(value: Any) -> Provide:

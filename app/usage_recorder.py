@@ -29,13 +29,15 @@ class UsageRecorder:
         self._pending: dict[str, Lengths] = {}
         self._last_failure = ""
 
-    def record(self, model: str, prompt_tokens: int, output_tokens: int, *, max_model_len: int) -> None:
-        """Count one sequence that has ended, in tokens."""
+    def record(
+        self, model: str, prompt_tokens: int, output_tokens: int, *, max_model_len: int, num_at_once: int = 1
+    ) -> None:
+        """Count one sequence that has ended, in tokens; `num_at_once` of the model were open, itself among them."""
         lengths = self._pending.get(model)
         if lengths is None:
             lengths = self._pending[model] = Lengths(max_model_len)
         lengths.max_model_len = max_model_len
-        lengths.add(prompt_tokens, output_tokens, self._clock())
+        lengths.add(prompt_tokens, output_tokens, self._clock(), num_at_once=num_at_once)
 
     async def flush(self) -> None:
         """Write what was counted; where that fails it is dropped, with one warning per kind of failure."""

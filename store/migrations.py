@@ -112,7 +112,13 @@ _USAGE = (
     """,
 )
 
-STEPS: tuple[tuple[str, tuple[str, ...]], ...] = (("m001_chats", _CHATS), ("m002_usage", _USAGE))
+_USAGE_AT_ONCE = ("ALTER TABLE usage ADD COLUMN max_at_once INTEGER NOT NULL DEFAULT 0",)
+
+STEPS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("m001_chats", _CHATS),
+    ("m002_usage", _USAGE),
+    ("m003_usage_at_once", _USAGE_AT_ONCE),
+)
 """Name and statements of every step, oldest first."""
 
 

@@ -29,22 +29,24 @@ LengthKind = Literal["prompt", "output"]
 
 
 class Lengths(msgspec.Struct):
-    """Lengths of one model that were counted in memory and wait to be written; times as in `ModelUsage`."""
+    """Lengths of one model that were counted in memory and wait to be written; the rest as in `ModelUsage`."""
 
     max_model_len: int
     num_requests: int = 0
     max_prompt_tokens: int = 0
     max_output_tokens: int = 0
     last_used_at: float = 0.0
+    max_at_once: int = 0
     prompt: Counter[int] = msgspec.field(default_factory=Counter)
     output: Counter[int] = msgspec.field(default_factory=Counter)
 
-    def add(self, prompt_tokens: int, output_tokens: int, at: float) -> None:
-        """Count one sequence."""
+    def add(self, prompt_tokens: int, output_tokens: int, at: float, *, num_at_once: int = 1) -> None:
+        """Count one sequence that ended when `num_at_once` were open, itself among them."""
         self.num_requests += 1
         self.max_prompt_tokens = max(self.max_prompt_tokens, prompt_tokens)
         self.max_output_tokens = max(self.max_output_tokens, output_tokens)
         self.last_used_at = max(self.last_used_at, at)
+        self.max_at_once = max(self.max_at_once, num_at_once)
         self.prompt[bucket_of(prompt_tokens)] += 1
         self.output[bucket_of(output_tokens)] += 1
 
@@ -52,7 +54,8 @@ class Lengths(msgspec.Struct):
 class ModelUsage(msgspec.Struct, frozen=True, kw_only=True):
     """Lengths in tokens of one model's requests; a request for several samples counts once for each.
 
-    `max_model_len` is what the model was last served with, `last_used_at` in seconds since the epoch.
+    `max_model_len` is what the model was last served with, `last_used_at` in seconds since the epoch, `max_at_once`
+    the most requests that were open together; 0 where that was not recorded yet.
     """
 
     model: str
@@ -65,6 +68,7 @@ class ModelUsage(msgspec.Struct, frozen=True, kw_only=True):
     output_max: int
     max_model_len: int
     last_used_at: float
+    max_at_once: int = 0
 
     @property
     def needed_model_len(self) -> int:
@@ -83,12 +87,13 @@ class UsageDb:
         with writing(self._connection):
             for model, counted in lengths.items():
                 self._connection.execute(
-                    "INSERT INTO usage VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (model) DO UPDATE SET "
+                    "INSERT INTO usage VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (model) DO UPDATE SET "
                     "num_requests = num_requests + excluded.num_requests, "
                     "max_prompt_tokens = max(max_prompt_tokens, excluded.max_prompt_tokens), "
                     "max_output_tokens = max(max_output_tokens, excluded.max_output_tokens), "
                     "max_model_len = excluded.max_model_len, "
-                    "last_used_at = max(last_used_at, excluded.last_used_at)",
+                    "last_used_at = max(last_used_at, excluded.last_used_at), "
+                    "max_at_once = max(max_at_once, excluded.max_at_once)",
                     (
                         model,
                         counted.num_requests,
@@ -96,6 +101,7 @@ class UsageDb:
                         counted.max_output_tokens,
                         counted.max_model_len,
                         counted.last_used_at,
+                        counted.max_at_once,
                     ),
                 )
                 for kind, buckets in (("prompt", counted.prompt), ("output", counted.output)):
@@ -117,8 +123,8 @@ class UsageDb:
     def models(self) -> list[ModelUsage]:
         """Every model that has answered something, the one used last first."""
         rows = self._connection.execute(
-            "SELECT model, num_requests, max_prompt_tokens, max_output_tokens, max_model_len, last_used_at "
-            "FROM usage ORDER BY last_used_at DESC, model"
+            "SELECT model, num_requests, max_prompt_tokens, max_output_tokens, max_model_len, last_used_at, "
+            "max_at_once FROM usage ORDER BY last_used_at DESC, model"
         ).fetchall()
         return [
             ModelUsage(
@@ -132,8 +138,9 @@ class UsageDb:
                 output_max=max_output,
                 max_model_len=max_model_len,
                 last_used_at=last_used_at,
+                max_at_once=max_at_once,
             )
-            for model, num_requests, max_prompt, max_output, max_model_len, last_used_at in rows
+            for model, num_requests, max_prompt, max_output, max_model_len, last_used_at, max_at_once in rows
         ]
 
 

@@ -38,7 +38,7 @@ def usage(
     if json_output:
         write_json({"models": entries})
         return
-    header = ("MODEL", "REQUESTS", "PROMPT P50", "P99", "MAX", "OUTPUT P50", "P99", "MAX", "LAST USED")
+    header = ("MODEL", "REQUESTS", "PROMPT P50", "P99", "MAX", "OUTPUT P50", "P99", "MAX", "AT ONCE", "LAST USED")
     write_table(header, [_row(entry) for entry in entries])
     if not entries:
         notice("No model has answered anything yet; `quire run starter` asks one.")
@@ -67,5 +67,6 @@ def _row(entry: ModelUsageEntry) -> tuple[str, ...]:
         entry.output_p50,
         entry.output_p99,
         entry.output_max,
+        entry.max_at_once,
     )
     return entry.model, *(f"{length:,}" for length in lengths), format_age(entry.last_used_at)

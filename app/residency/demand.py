@@ -25,7 +25,10 @@ ENOUGH_REQUESTS = 20
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What was recorded of a model's requests: the P99 of the prompts and the longest answer, in tokens."""
+    """What was recorded of a model's requests: the P99 of the prompts and the longest answer, in tokens.
+
+    `peak_concurrency` is how many were open at once at most; None where nobody counted.
+    """
 
     num_requests: int
     prompt_p99: int

@@ -128,7 +128,8 @@ class ModelUsageEntry(msgspec.Struct, frozen=True, kw_only=True):
     """Lengths of one model's requests; percentiles are at most 4.5 % above the true ones.
 
     `needed_model_len` is P99 of the prompts plus the longest answer, `max_model_len` what the model was
-    last served with, and `advice` what follows from the two, for people.
+    last served with, and `advice` what follows from the two, for people.  `max_at_once` is the most sequences that
+    were open together.
     """
 
     model: str
@@ -143,6 +144,7 @@ class ModelUsageEntry(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int
     advice: str
     last_used_at: str
+    max_at_once: int = 0
 
 
 class UsageReport(msgspec.Struct, frozen=True):

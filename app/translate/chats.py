@@ -94,6 +94,7 @@ def usage_entry(usage: ModelUsage) -> ModelUsageEntry:
         max_model_len=usage.max_model_len,
         advice=length_advice(usage),
         last_used_at=rfc3339(usage.last_used_at),
+        max_at_once=usage.max_at_once,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -281,7 +282,21 @@ async def test_usage_counts_what_was_served_and_what_was_broken_off(http: httpx.
     assert entry["output_max"] < 400
     assert entry["max_model_len"] == 512
     assert entry["needed_model_len"] == 40 + entry["output_max"]
+    assert entry["max_at_once"] == 1
     assert "max_model_len" in entry["advice"]
+
+
+async def test_usage_knows_how_many_were_open_at_once(http: httpx.AsyncClient, home: Path) -> None:
+    model = str(write_tiny_model(home / "together", behaviour={"step_delay_s": 0.02}))
+    body = {"model": model, "prompt": "a" * 20, "max_tokens": 30}
+    await http.post("/v1/completions", json={**body, "max_tokens": 1})
+    await asyncio.gather(*(http.post("/v1/completions", json=body) for _ in range(3)))
+
+    async def all_counted() -> bool:
+        usage = {entry["model"]: entry for entry in (await http.get("/api/usage")).json()["models"]}
+        return usage[model]["max_at_once"] == 3
+
+    await eventually(all_counted)
 
 
 async def test_the_client_asks_the_daemon_as_the_commands_do(daemon: FakeDaemon, model: str) -> None:

@@ -75,6 +75,21 @@ def test_an_older_database_gets_the_missing_steps_and_keeps_its_content(path: Pa
         connection.close()
 
 
+def test_usage_recorded_before_the_most_at_once_was_is_kept(path: Path) -> None:
+    old = sqlite3.connect(path)
+    migrations.migrate(old, stop_before="m003_usage_at_once")
+    old.execute("INSERT INTO usage VALUES ('m', 5, 100, 20, 4096, 7.0)")
+    old.commit()
+    old.close()
+
+    migrated = open_database(path)
+
+    (usage,) = UsageDb(migrated).models()
+    assert (usage.num_requests, usage.prompt_max) == (5, 100)
+    assert usage.max_at_once == 0
+    migrated.close()
+
+
 def test_a_step_that_fails_leaves_the_database_as_it_was(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     connection = open_database(path)
     before = schema(connection)

@@ -68,6 +68,15 @@ def test_batches_add_up(usage: UsageDb) -> None:
     assert (other.model, other.output_max, other.output_p50) == ("other", 0, 0)
 
 
+def test_the_most_sequences_at_once_are_kept(usage: UsageDb) -> None:
+    first, second = counted((10, 5)), counted((10, 5))
+    first.add(10, 5, 1.0, num_at_once=8)
+    second.add(10, 5, 1.0, num_at_once=3)
+    usage.add({"m": first})
+    usage.add({"m": second})
+    assert usage.models()[0].max_at_once == 8
+
+
 def test_the_advice_is_p99_of_the_prompts_plus_the_longest_answer() -> None:
     assert "Your requests need 6,144 tokens" in length_advice(USAGE)
     assert "Your requests so far (99) need" in length_advice(msgspec.structs.replace(USAGE, num_requests=99))
