@@ -62,7 +62,7 @@ class Lifecycle:
         self._ledger.reserve(slot.name, device, placement.budget_bytes)
         slot.phase, slot.device = Phase.LOADING, device.name
         slot.note, slot.failure = "starting its worker", ""
-        self._record(slot, "load", _why_loaded(slot, placement))
+        self.record(slot, "load", _why_loaded(slot, placement))
         load = self._loads[slot] = self._run(self._load(slot, placement))
         load.add_done_callback(partial(self._load_ended, slot))
 
@@ -86,7 +86,7 @@ class Lifecycle:
         """Called also for a load that was broken off before it ran."""
         del self._loads[slot]
         if load.cancelled():
-            self._record(slot, "unload", "It was stopped while it was loading.", size_bytes=0)
+            self.record(slot, "unload", "It was stopped while it was loading.", size_bytes=0)
             self._forget(slot)
             slot.line.refuse(WorkerDied(f"{slot.name} was stopped while it was loading; ask again to load it anew."))
         self._changed()
@@ -98,7 +98,7 @@ class Lifecycle:
         slot.asleep_bytes = slot.host_bytes = 0
         self._ledger.correct(slot.name, model.fixed_bytes + model.kv_bytes)
         self._run(self._watch(slot, model))
-        self._record(slot, "ready", f"It takes requests: {_summary(model)}.")
+        self.record(slot, "ready", f"It takes requests: {_summary(model)}.")
         slot.keep_alive_s = slot.wishes.keep_alive_s
         slot.begin_turn()
 
@@ -144,7 +144,7 @@ class Lifecycle:
         slot.asleep_bytes = min(memory.fixed_bytes + in_ram, self._held_bytes(slot))
         slot.host_bytes = memory.host_bytes
         self._ledger.sleep(slot.name, slot.asleep_bytes, memory.host_bytes)
-        self._record(slot, "sleep", why)
+        self.record(slot, "sleep", why)
         slot.run_down()
         self._changed()
 
@@ -170,7 +170,7 @@ class Lifecycle:
         slot.asleep_bytes = slot.host_bytes = 0
         self._adopt(slot, model, memory)
         seconds = asyncio.get_running_loop().time() - started_at
-        self._record(slot, "wake", f"Somebody asked for it; it was awake after {seconds:.1f} s.")
+        self.record(slot, "wake", f"Somebody asked for it; it was awake after {seconds:.1f} s.")
         slot.begin_turn()
         self._changed()
 
@@ -200,7 +200,7 @@ class Lifecycle:
             self._adopt(slot, model, memory)
             if model.kv_bytes != before:
                 change = f"Its KV cache went from {memory_text(before)} to {memory_text(model.kv_bytes)}"
-                self._record(slot, "resize", f"{change}: {why}")
+                self.record(slot, "resize", f"{change}: {why}")
 
     def _adopt(self, slot: Slot, model: ResidentModel, memory: WorkerMemory) -> None:
         model.adopt(memory)
@@ -220,7 +220,7 @@ class Lifecycle:
         if slot not in self._endings and slot.model is not None:
             slot.phase, slot.note = Phase.LEAVING, "ending its worker"
             slot.run_down()
-            self._record(slot, kind, why, size_bytes=0)
+            self.record(slot, kind, why, size_bytes=0)
             self._endings[slot] = self._run(self._end(slot, slot.model, told or why))
         return self._endings.get(slot)
 
@@ -266,7 +266,8 @@ class Lifecycle:
         self._metrics.observe_engine(model.name, model.seen_stats, current)
         model.seen_stats = current
 
-    def _record(self, slot: Slot, kind: EventKind, why: str, *, size_bytes: int | None = None) -> None:
+    def record(self, slot: Slot, kind: EventKind, why: str, *, size_bytes: int | None = None) -> None:
+        """An event about a model, with what it holds; `size_bytes` where that is about to change."""
         size_bytes = self._held_bytes(slot) if size_bytes is None else size_bytes
         self._events.record(kind, slot.name, why, device=slot.device, size_bytes=size_bytes)
 

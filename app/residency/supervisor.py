@@ -262,7 +262,7 @@ class Supervisor:
         async with self._room.deciding:
             if slot.phase not in (Phase.READY, Phase.DRAINING):
                 slot.wishes.share = share
-                self.events.record("share", slot.name, f"Its share will be {share:g} when it is awake.")
+                self._lifecycle.record(slot, "share", f"Its share will be {share:g} when it is awake.")
                 return
             device = next(one for one in await self._room.measure_in_use() if one.name == slot.device)
             tenants = self._room.tenants_on(device.name)
@@ -281,13 +281,13 @@ class Supervisor:
             except Overdrawn as error:
                 raise InsufficientMemory(f"Others gave less than was expected of them: {error} Try again.") from error
             slot.wishes.share = share
-            self.events.record("share", slot.name, f"Its share is {share:g} of {device.name}.", device=device.name)
+            self._lifecycle.record(slot, "share", f"Its share is {share:g} of {device.name}.")
 
     def _pin(self, slot: Slot, is_pinned: bool) -> None:
         if slot.wishes.is_pinned != is_pinned:
             slot.wishes.is_pinned = is_pinned
             why = "It stays until somebody stops it." if is_pinned else "It may leave again."
-            self.events.record("pin", slot.name, why, device=slot.device)
+            self._lifecycle.record(slot, "pin", why)
         slot.run_down()
         self._changed()
 
