@@ -19,6 +19,7 @@ import msgspec
 from app.chats_client import ChatsClient, turns_path
 from app.event_stream import iter_json_lines, iter_lines, iter_sse_data
 from app.jobs_client import JobsClient, pull_body
+from app.residency_client import ResidencyClient
 from app.schema.admin import (
     DeletedModel,
     Health,
@@ -26,10 +27,7 @@ from app.schema.admin import (
     InstalledModels,
     ModelCardDetails,
     ProgressLine,
-    RunningModelEntry,
-    RunningModels,
     ShutdownAnswer,
-    StoppedModel,
     Version,
 )
 from app.schema.chats import ModelUsageEntry, UsageReport
@@ -150,6 +148,10 @@ class _ErrorAnswer(msgspec.Struct):
     error: _ErrorBody | str
 
 
+class _Failure(msgspec.Struct):
+    error: _ErrorBody | str | None = None
+
+
 class _ProgressOrError(msgspec.Struct):
     status: str = ""
     file: str | None = None
@@ -180,6 +182,7 @@ class QuireClient:
         self.base_url = base_url.rstrip("/")
         self.chats = ChatsClient(self)
         self.jobs = JobsClient(self, is_offline=is_offline)
+        self.residency = ResidencyClient(self)
         self._clock = clock
         self._is_offline = is_offline
         self._http = httpx.AsyncClient(
@@ -255,10 +258,6 @@ class QuireClient:
         """The installed models."""
         return (await self.request("GET", "/api/tags", InstalledModels)).models
 
-    async def ps(self) -> tuple[RunningModelEntry, ...]:
-        """The models that are in memory."""
-        return (await self.request("GET", "/api/ps", RunningModels)).models
-
     async def show(self, model: str) -> ModelCardDetails:
         """The facts of one installed model."""
         return await self.request("POST", "/api/show", ModelCardDetails, {"model": model})
@@ -266,10 +265,6 @@ class QuireClient:
     async def delete(self, model: str) -> int:
         """Remove an installed model; returns the bytes freed."""
         return (await self.request("DELETE", "/api/delete", DeletedModel, {"model": model})).freed_bytes
-
-    async def stop(self, model: str) -> bool:
-        """Unload a model from memory; whether it was there."""
-        return (await self.request("POST", "/api/stop", StoppedModel, {"model": model})).stopped
 
     async def shutdown(self) -> None:
         """Ask the daemon to end; it answers before it does."""
@@ -286,13 +281,13 @@ class QuireClient:
         return self.progress("POST", "/api/pull", model, body)
 
     def load(self, model: str) -> AsyncGenerator[ProgressLine, None]:
-        """Bring a model into memory, yielding progress until it is ready for requests."""
-        return self.progress("POST", "/api/load", model, {"model": model})
+        """Bring a model into memory as the settings want it there, yielding progress until it is ready."""
+        return self.residency.load(model)
 
     async def progress(
         self, method: str, path: str, model: str, body: dict[str, Any] | None = None
     ) -> AsyncGenerator[ProgressLine, None]:
-        """The lines of a long operation until it succeeded; for the methods above and `JobsClient`."""
+        """The lines of a long operation until it succeeded; for `pull` and the clients of parts."""
         async with self._stream(method, path, body) as lines:
             async for line in iter_json_lines(lines):
                 event = _decode(line, _ProgressOrError)
@@ -309,17 +304,31 @@ class QuireClient:
         """How long the prompts and answers of each model have been."""
         return (await self.request("GET", "/api/usage", UsageReport)).models
 
-    async def request(self, method: str, path: str, shape: type[T], body: dict[str, Any] | None = None) -> T:
-        """One request of which the answer is JSON of this shape; for the methods above and `ChatsClient`."""
-        return _decode((await self._answer(method, path, body)).content, shape)
+    async def json_lines(self, path: str, shape: type[T]) -> AsyncGenerator[T, None]:
+        """The values of an answer that goes on until the daemon ends it or the generator is closed."""
+        async with self._stream("GET", path, None) as lines:
+            async for line in iter_json_lines(lines):
+                failure = _decode(line, _Failure).error
+                if failure is not None:
+                    raise _error(failure, status=500)
+                yield _decode(line, shape)
+
+    async def request(
+        self, method: str, path: str, shape: type[T], body: dict[str, Any] | None = None, *, is_patient: bool = False
+    ) -> T:
+        """One request of which the answer is JSON of this shape, however long it takes if `is_patient`."""
+        return _decode((await self._answer(method, path, body, is_patient=is_patient)).content, shape)
 
     async def request_text(self, path: str) -> str:
         """One request of which the answer is a text."""
         return (await self._answer("GET", path, None)).text
 
-    async def _answer(self, method: str, path: str, body: dict[str, Any] | None) -> httpx.Response:
+    async def _answer(
+        self, method: str, path: str, body: dict[str, Any] | None, *, is_patient: bool = False
+    ) -> httpx.Response:
+        timeout = httpx.Timeout(None if is_patient else ANSWER_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
         with self._connection_errors():
-            response = await self._http.request(method, path, json=body)
+            response = await self._http.request(method, path, json=body, timeout=timeout)
         if response.status_code >= 400:
             raise _error_answer(response.status_code, response.content, f"{method} {path}")
         return response

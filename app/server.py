@@ -33,6 +33,7 @@ from app.api.health import daemon_routes
 from app.api.jobs import jobs_router, pull_model
 from app.api.openai import openai_router
 from app.api.rerank import rerank_routes
+from app.api.residency import residency_router
 from app.api.schema_page import SchemaPage
 from app.api.usage import get_usage
 from app.draining_server import DrainingServer
@@ -54,6 +55,7 @@ from app.residency.need_reader import NeedReader
 from app.residency.room import Gauges
 from app.residency.supervisor import Supervisor
 from app.residency_settings import check_shares
+from app.resident_models import load_residents
 from app.schema.admin import PullRequest
 from app.settings import Settings
 from app.throughput_log import log_throughput
@@ -154,6 +156,7 @@ def build_daemon(settings: Settings, parts: Parts | None, *, request_shutdown: C
             asyncio.create_task(_end_leftovers(database)),
             asyncio.create_task(log_throughput(supervisor)),
             asyncio.create_task(usage.run()),
+            asyncio.create_task(load_residents(settings.residents, supervisor)),
         ]
         try:
             yield
@@ -186,6 +189,7 @@ def _application(settings: Settings, dependencies: dict[str, Any], lifespan: Cal
             *embedding_routes,
             *rerank_routes,
             admin_router,
+            residency_router,
             jobs_router,
             pull_model,
             chats_router,

@@ -14,8 +14,10 @@ from app.cli import (
     discover,
     disk,
     disk_move,
+    events,
     installed,
     jobs,
+    load,
     login,
     plan,
     prune,
@@ -24,6 +26,7 @@ from app.cli import (
     removal,
     resident,
     run,
+    share,
     show,
     update,
     upkeep,
@@ -76,7 +79,12 @@ application.command("export")(bundles.export)
 application.command("import")(bundles.import_bundle)
 application.command("verify")(upkeep.verify)
 application.command("ps")(resident.ps)
+application.command("load")(load.load)
+application.command("share")(share.share)
+application.command("sleep")(load.sleep)
+application.command("wake")(load.wake)
 application.command("stop")(resident.stop)
+application.command("events")(events.events)
 application.command("usage")(usage.usage)
 application.add_typer(chats.chats, name="chats")
 application.command("serve")(daemon.serve)

@@ -100,6 +100,6 @@ def _unload(settings: Settings, name: str) -> None:
 
     async def stop() -> None:
         async with client:
-            await client.stop(name)
+            await client.residency.stop(name)
 
     asyncio.run(stop())

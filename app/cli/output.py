@@ -69,17 +69,26 @@ def write_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, may_cut
 
 def table_lines(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """Columns as wide as their longest cell, two spaces apart."""
-    widths = [max(map(_num_columns, column)) for column in zip(header, *rows, strict=True)]
+    widths = [max(map(display_width, column)) for column in zip(header, *rows, strict=True)]
     lines = (
-        "  ".join(cell + " " * (width - _num_columns(cell)) for cell, width in zip(row, widths, strict=True))
+        "  ".join(cell + " " * (width - display_width(cell)) for cell, width in zip(row, widths, strict=True))
         for row in (header, *rows)
     )
     return [line.rstrip() for line in lines]
 
 
-def _num_columns(text: str) -> int:
+def display_width(text: str) -> int:
     """How wide a terminal shows a text: Chinese characters and their like take two columns each."""
     return sum(2 if unicodedata.east_asian_width(character) in "WF" else 1 for character in text)
+
+
+def shortened(text: str, num_columns: int) -> str:
+    """A text of at most so many columns; a longer one loses its beginning, which tells less of a model's name."""
+    if display_width(text) <= num_columns:
+        return text
+    while text and display_width(text) >= num_columns:
+        text = text[1:]
+    return f"…{text}"
 
 
 def format_bytes(size_bytes: int) -> str:

@@ -11,7 +11,7 @@ from app.cli.connection import find_client
 from app.cli.failure import CommandFailure
 from app.cli.local_store import changing_store
 from app.cli.output import format_bytes, notice, write_json
-from app.cli.resident import JsonOption
+from app.cli.resident import JsonOption, names_in_memory
 
 if TYPE_CHECKING:
     from app.client import QuireClient
@@ -64,7 +64,7 @@ async def _remove(client: QuireClient | None, store: ModelStore, model: str, *, 
     from store.upkeep.removal import remove as remove_from_store
 
     plan = plan_removal(store, model)
-    if client is not None and not force and plan.name in {running.name for running in await client.ps()}:
+    if client is not None and not force and plan.name in await names_in_memory(client):
         raise CommandFailure(
             f"{plan.name} is in memory; stop it first with `quire stop {plan.name}`, or give `quire rm --force`."
         )
@@ -73,7 +73,7 @@ async def _remove(client: QuireClient | None, store: ModelStore, model: str, *, 
         freed_bytes = remove_from_store(store, model).freed_bytes
     else:
         if force and not plan.is_unfinished:
-            await client.stop(plan.name)
+            await client.residency.stop(plan.name)
         freed_bytes = await client.delete(plan.name)
     notice(f"Deleted {plan.name}; {format_bytes(freed_bytes)} freed.")
     return {

@@ -2,52 +2,50 @@
 
 from __future__ import annotations
 
+import shutil
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from app.cli.connection import require_client
-from app.cli.output import format_age, format_bytes, notice, write_json, write_table
+from app.cli.output import notice, write_json, write_text
 
 if TYPE_CHECKING:
     from app.client import QuireClient
-    from app.schema.admin import RunningModelEntry
+    from app.schema.residency import RunningModels
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
+_PIPED_COLUMNS = 100
+
 
 def ps(json_output: JsonOption = False) -> None:
-    """Show the models in memory."""
+    """Show the models in memory, and how the memory is split."""
     import asyncio
 
     from app.settings import load_settings
 
     client = require_client(load_settings())
 
-    async def ask() -> tuple[RunningModelEntry, ...]:
+    async def ask() -> RunningModels:
         async with client:
-            return await client.ps()
+            return await client.residency.ps()
 
-    models = asyncio.run(ask())
+    running = asyncio.run(ask())
     if json_output:
-        write_json({"models": models})
+        write_json(running)
         return
-    header = ("NAME", "SIZE", "DEVICE", "CONTEXT", "REQUESTS", "KV USED", "LOADED")
-    write_table(header, [_row(model) for model in models])
-    if not models:
-        notice("No model is in memory; `quire run MODEL` loads one.")
+    from app.cli.running_table import notes_of, running_lines, split_lines
 
-
-def _row(model: RunningModelEntry) -> tuple[str, ...]:
-    return (
-        model.name,
-        format_bytes(model.size) if model.size else "shared",
-        model.device,
-        f"{model.context_length:,}",
-        str(model.num_requests),
-        f"{100 * model.kv_cache_usage:.0f} %",
-        format_age(model.loaded_at),
-    )
+    num_columns = shutil.get_terminal_size((_PIPED_COLUMNS, 24)).columns
+    lines = running_lines(running.models, num_columns)
+    for device in running.devices:
+        lines += ["", *split_lines(device, running.models, num_columns)]
+    write_text("".join(f"{line}\n" for line in lines))
+    for note in notes_of(running.models):
+        notice(note)
+    if not running.models:
+        notice("No model is in memory; `quire load MODEL` or `quire run MODEL` brings one there.")
 
 
 def stop(
@@ -76,10 +74,19 @@ def stop(
             notice(f"{model} was not in memory." if model else "No model was in memory.")
 
 
+async def names_in_memory(client: QuireClient) -> set[str]:
+    """The models that hold memory; some of those that `ps` lists are only asked for, or have failed."""
+    running = await client.residency.ps()
+    return {model.name for model in running.models if model.state not in ("waiting", "failed")}
+
+
 async def _stop(client: QuireClient, model: str | None) -> list[str]:
     """Unload one model, or all for None; the names of those that were in memory."""
     from store.names import parse_model_name
 
     async with client:
-        names = [parse_model_name(model).text] if model else [running.name for running in await client.ps()]
-        return [name for name in names if await client.stop(name)]
+        if model is None:
+            names = [running.name for running in (await client.residency.ps()).models]
+        else:
+            names = [parse_model_name(model).text]
+        return [name for name in names if await client.residency.stop(name)]

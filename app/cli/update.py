@@ -11,7 +11,7 @@ from app.cli.connection import find_client
 from app.cli.failure import CommandFailure
 from app.cli.local_store import changing_store, open_store
 from app.cli.output import format_bytes, notice, write_json, write_table
-from app.cli.resident import JsonOption
+from app.cli.resident import JsonOption, names_in_memory
 from app.cli.store_work import shown_callbacks
 
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ def _tell_of_residents(settings: Settings, names: list[str]) -> None:
 
     async def ask() -> set[str]:
         async with client:
-            return {running.name for running in await client.ps()}
+            return await names_in_memory(client)
 
     for name in sorted(asyncio.run(ask()) & set(names)):
         notice(f"{name} is in memory as it was before; `quire stop {name}` lets the next request load the new one.")

@@ -57,35 +57,6 @@ class InstalledModels(msgspec.Struct, frozen=True):
     models: tuple[InstalledModelEntry, ...]
 
 
-class RunningModelEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """`size` is weights plus KV pool, `size_vram` the part of it on a GPU; `loaded_at` is RFC 3339.
-
-    Models of the same files share a worker, `pid`: the first of them has the size, the others 0.
-
-    `kv_cache_tokens` is the size of the pool and `kv_cache_usage` the share of it in use, 0 to 1.
-    """
-
-    name: str
-    model: str
-    size: int
-    size_vram: int
-    digest: str
-    context_length: int
-    device: str
-    dtype: str
-    architecture: str
-    loaded_at: str
-    pid: int | None
-    num_requests: int
-    kv_cache_tokens: int
-    kv_cache_usage: float
-    notes: tuple[str, ...] = ()
-
-
-class RunningModels(msgspec.Struct, frozen=True):
-    models: tuple[RunningModelEntry, ...]
-
-
 class ModelMemory(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes: of the weights as they are stored, and of the KV cache where a model has one.
 
@@ -143,12 +114,6 @@ class DeletedModel(msgspec.Struct, frozen=True):
     freed_bytes: int
 
 
-class StoppedModel(msgspec.Struct, frozen=True):
-    """`stopped` is false when the model was not in memory."""
-
-    stopped: bool
-
-
 class ShutdownAnswer(msgspec.Struct, frozen=True):
     status: str = "stopping"
 
@@ -168,7 +133,7 @@ class ProgressLine(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class HealthModel(msgspec.Struct, frozen=True):
-    """`state` is "ready" or "loading"."""
+    """`state` as `app.schema.residency` has it: ready, loading, asleep, ..."""
 
     name: str
     state: str

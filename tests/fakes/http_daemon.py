@@ -38,13 +38,16 @@ class HttpDaemon:
     """`answer` are the pieces of every chat answer; `pull_error` ends a pull instead of success, `pull_answer` is sent
     in place of everything.
 
-    Of the models in `vectors` an answer is a vector.  `saved` are the answers of GET /api/chats/ID by id, the latest
+    Of the models in `vectors` an answer is a vector.  `resident` are the models of GET /api/ps, `devices` how memory is
+    split there, `events` those of GET /api/events.  `saved` are the answers of GET /api/chats/ID by id, the latest
     first; `jobs` those of GET /api/jobs.
     """
 
     answer: list[str | BaseException] = field(default_factory=lambda: ["Hello", " there."])
     installed: set[str] = field(default_factory=lambda: {"m"})
     resident: list[dict[str, Any]] = field(default_factory=list)
+    devices: list[dict[str, Any]] = field(default_factory=list)
+    events: list[dict[str, Any]] = field(default_factory=list)
     pull_error: dict[str, Any] | None = None
     pull_answer: httpx.Response | None = None
     chat_error: tuple[int, dict[str, Any]] | None = None
@@ -65,7 +68,13 @@ class HttpDaemon:
         self.requests.append((path, body))
         match path:
             case "/api/ps":
-                return httpx.Response(200, json={"models": self.resident})
+                return httpx.Response(200, json={"models": self.resident, "devices": self.devices})
+            case "/api/events" if "follow" in request.url.params:
+                return _lines(*self.events)
+            case "/api/events":
+                return httpx.Response(200, json={"events": self.events})
+            case "/api/share" | "/api/pin" | "/api/sleep" | "/api/wake":
+                return self._change(path.removeprefix("/api/"), body)
             case "/api/stop":
                 return httpx.Response(200, json={"stopped": any(r["name"] == body["model"] for r in self.resident)})
             case "/api/pull":
@@ -104,6 +113,21 @@ class HttpDaemon:
                 return self._chat()
         raise AssertionError(f"no such route: {path}")
 
+    def _change(self, what: str, body: dict[str, Any]) -> httpx.Response:
+        """A model in memory after it was changed."""
+        found = next((one for one in self.resident if one["name"] == body["model"]), None)
+        if found is None:
+            message = f"{body['model']} is not in memory; load it with `quire load {body['model']}`."
+            return httpx.Response(409, json={"error": {"message": message, "code": "model_not_loaded"}})
+        changes: dict[str, dict[str, Any]] = {
+            "share": {"share": body.get("share")},
+            "pin": {"pinned": body.get("pin")},
+            "sleep": {"state": "asleep", "size_host": 4_000_000_000},
+            "wake": {"state": "ready", "size_host": 0},
+        }
+        found |= changes[what]
+        return httpx.Response(200, json=found)
+
     def _job(self, job_id: str, *, discards: bool) -> httpx.Response:
         """Progress of a job (that of /api/pull), or its cancellation."""
         (found,) = (one for one in self.jobs if one["id"] == job_id)
@@ -141,6 +165,38 @@ class HttpDaemon:
         chunks.append(_event({"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": len(self.answer)}}))
         chunks.append(b"data: [DONE]\n\n")
         return httpx.Response(200, stream=Chunks(chunks))
+
+
+def running_model(name: str = "m", **facts: Any) -> dict[str, Any]:
+    """A model in memory as the daemon lists it."""
+    entry = {
+        "name": name,
+        "model": name,
+        "state": "ready",
+        "size": 4_800_000_000,
+        "size_vram": 0,
+        "size_host": 0,
+        "digest": "d",
+        "device": "cpu",
+        "share": None,
+        "share_in_force": 0.3,
+        "pinned": False,
+        "keep_alive": "30m",
+        "expires_at": None,
+        "context_length": 8192,
+        "kv_cache_tokens": 26_624,
+        "kv_cache_usage": 0.25,
+        "max_concurrency": 3.25,
+        "num_requests": 2,
+        "num_running": 2,
+        "num_waiting": 0,
+        "task": "generate",
+        "dtype": "float32",
+        "architecture": "llama",
+        "loaded_at": "2026-01-01T00:00:00Z",
+        "pid": 5,
+    }
+    return entry | facts
 
 
 def job(model: str, state: str = "running", **facts: Any) -> dict[str, Any]:

@@ -10,24 +10,7 @@ import pytest
 
 from app.version import VERSION
 from tests.fakes.command_here import quire
-from tests.fakes.http_daemon import HttpDaemon
-
-RESIDENT = {
-    "name": "m",
-    "model": "m",
-    "size": 4_800_000_000,
-    "size_vram": 0,
-    "digest": "d",
-    "context_length": 8192,
-    "device": "cpu",
-    "dtype": "float32",
-    "architecture": "llama",
-    "loaded_at": "2026-01-01T00:00:00Z",
-    "pid": 5,
-    "num_requests": 2,
-    "kv_cache_tokens": 1000,
-    "kv_cache_usage": 0.25,
-}
+from tests.fakes.http_daemon import HttpDaemon, running_model
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +23,7 @@ def _own_directories(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.fixture
 def daemon(monkeypatch: pytest.MonkeyPatch) -> HttpDaemon:
-    daemon = HttpDaemon(resident=[RESIDENT])
+    daemon = HttpDaemon(resident=[running_model()])
     for name in ("pull.open_client", "removal.find_client", "resident.require_client"):
         monkeypatch.setattr(f"app.cli.{name}", daemon.client)
     return daemon
@@ -118,15 +101,6 @@ def test_pull_that_fails(daemon: HttpDaemon, capsys: pytest.CaptureFixture[str])
     daemon.pull_error = {"message": "The disk is full; free 2 GB.", "code": "not_enough_space"}
     assert quire("pull", "other") == 1
     assert capsys.readouterr().err.splitlines()[-1] == "The disk is full; free 2 GB."
-
-
-def test_ps(daemon: HttpDaemon, capsys: pytest.CaptureFixture[str]) -> None:
-    assert quire("ps") == 0
-    header, row = capsys.readouterr().out.splitlines()
-    assert header.split() == ["NAME", "SIZE", "DEVICE", "CONTEXT", "REQUESTS", "KV", "USED", "LOADED"]
-    assert row.startswith("m     4.8 GB  cpu     8,192    2         25 %")
-    assert quire("ps", "--json") == 0
-    assert json.loads(capsys.readouterr().out)["models"][0]["name"] == "m"
 
 
 def test_stop(daemon: HttpDaemon, capsys: pytest.CaptureFixture[str]) -> None:

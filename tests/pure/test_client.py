@@ -10,6 +10,8 @@ import pytest
 
 from app.client import ChatEvent, ChatFinished, ClientError, QuireClient, TextDelta
 from app.schema.admin import ProgressLine
+from app.schema.residency import ResidencyEvent, RunningModels
+from tests.fakes.http_daemon import running_model
 
 Handler = Callable[[httpx.Request], httpx.Response]
 
@@ -164,7 +166,7 @@ async def test_a_daemon_that_cannot_be_reached(error: httpx.TransportError, code
 
     async with client_of(handler) as client:
         with pytest.raises(ClientError) as caught:
-            await client.ps()
+            await client.residency.ps()
         assert caught.value.code == code
         assert "http://127.0.0.1:11435" in caught.value.message
         with pytest.raises(ClientError):
@@ -218,9 +220,9 @@ async def test_the_other_routes() -> None:
         assert await client.health()
         assert await client.version() == "1.2.3"
         assert await client.tags() == ()
-        assert await client.ps() == ()
+        assert await client.residency.ps() == RunningModels(())
         assert await client.delete("m") == 12
-        assert await client.stop("m")
+        assert await client.residency.stop("m")
         await client.shutdown()
     assert bodies == [None, None, None, None, {"model": "m"}, {"model": "m"}, None]
 
@@ -266,3 +268,39 @@ def test_speed_needs_two_tokens() -> None:
     assert finished(1, 0.5).summary() == "1 token · first token 0.50 s · cut off at the token limit"
     assert finished(0, None).summary() == "0 tokens · cut off at the token limit"
     assert finished(5, 1.0).tokens_per_s is None
+
+
+async def test_events_are_read_line_by_line_until_the_daemon_ends_them() -> None:
+    event = {"number": 1, "at": "2026-01-01T00:00:00Z", "kind": "load", "model": "m", "why": "Somebody asked for it."}
+    lines = b"\n" + json.dumps(event).encode() + b"\n\n"
+
+    async with answering(200, content=lines) as client:
+        assert [one async for one in client.residency.follow_events()] == [ResidencyEvent(**event)]
+
+
+async def test_an_error_among_followed_events_is_raised() -> None:
+    lines = b'\n{"error":{"message":"Something went wrong inside the daemon.","code":"internal_error"}}\n'
+
+    async with answering(200, content=lines) as client:
+        with pytest.raises(ClientError, match="Something went wrong"):
+            await anext(client.residency.follow_events())
+
+
+async def test_whoever_changes_a_model_waits_as_long_as_it_takes() -> None:
+    asked: list[tuple[str, Any, Any]] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        asked.append((request.url.path, json.loads(request.content), request.extensions["timeout"]["read"]))
+        return httpx.Response(200, json=running_model())
+
+    async with client_of(handler) as client:
+        await client.residency.share("m", 0.4)
+        await client.residency.pin("m", is_pinned=False)
+        await client.residency.sleep("m")
+        assert (await client.residency.wake("m")).name == "m"
+    assert asked == [
+        ("/api/share", {"model": "m", "share": 0.4}, None),
+        ("/api/pin", {"model": "m", "pin": False}, None),
+        ("/api/sleep", {"model": "m"}, None),
+        ("/api/wake", {"model": "m"}, None),
+    ]
