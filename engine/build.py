@@ -129,7 +129,7 @@ def build_engine(config: EngineConfig, on_progress: OnProgress) -> EngineParts:
         weights=weights,
         facts=facts,
         pipeline_depth=2 if device.type == "cuda" else 1,
-        measure_asleep=sizer.held_bytes if device.type == "cuda" else lambda: facts.fixed_bytes - facts.weight_bytes,
+        measure_asleep=sizer.held_bytes,
     )
 
 

@@ -131,7 +131,7 @@ class Sizer:
 
     def plan(self, spec: CacheSpec, limits: Limits) -> CachePlan:
         """The cache that `limits` leave room for.  Raises `InsufficientMemory`."""
-        use = self._measure(limits) if self._device.type == "cuda" else self._estimate(limits)
+        use = self._measure(limits) if self._device.type == "cuda" else self.estimate(limits)
         budget_bytes = devices.memory_budget_bytes(self._config, self._device)
         plan = plan_cache(
             spec,
@@ -159,14 +159,16 @@ class Sizer:
             torch.cuda.set_per_process_memory_fraction(share, self._device)
 
     def held_bytes(self) -> int:
-        """What this process holds of a GPU now."""
+        """What this process holds of its device now; on a CPU without the weights, which are RAM in any case."""
+        if self._device.type == "cpu":
+            return self._own_bytes()
         return devices.held_memory_bytes(self._device, self.outside_bytes, self._mapped_bytes)
 
     @property
     def _mapped_bytes(self) -> int:
         return self._weight_memory.mapped_bytes + self._attention.mapped_bytes
 
-    def _estimate(self, limits: Limits) -> MemoryUse:
+    def estimate(self, limits: Limits) -> MemoryUse:
         """Activations of the widest layer, two of them alive at a time, and logits with two copies for filtering.
 
         What the process holds beside the weights is measured, since libraries and compiled kernels are most of it.
@@ -175,9 +177,12 @@ class Sizer:
         widths = 2 * config.intermediate_size + config.hidden_size
         logits = limits.max_num_seqs * config.vocab_size if self._pooling is None else 0
         workspace = 4 * limits.max_num_batched_tokens * widths + 3 * 4 * logits
+        return MemoryUse(self._weights, workspace, outside=self._own_bytes())
+
+    def _own_bytes(self) -> int:
+        """What the process holds of a CPU's memory beside the weights, of which those in mapped files never count."""
         mapped = sum(file.num_bytes for file in self._model.weight_maps)
-        own = max(0, devices.own_memory_bytes() - max(0, self._weights - mapped))
-        return MemoryUse(self._weights, workspace, outside=own)
+        return max(0, devices.own_memory_bytes() - max(0, self._weights - mapped))
 
     def _measure(self, limits: Limits) -> MemoryUse:
         device = self._device

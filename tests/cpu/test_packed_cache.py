@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import logging
+import mmap
 import os
+import re
 import shutil
 import threading
 import time
@@ -21,6 +23,7 @@ from engine.loading.loader import load_model
 from engine.loading.packed_cache import PackedCache
 from engine.loading.packed_state import named_tensors
 from engine.models.decoder import DecoderModel
+from engine.runner.weight_memory import LastingWeights
 from store.formats.safetensors import read_safetensors_header
 from store.upkeep.prune_caches import packed_sources
 from tests.fakes.checkpoints import write_gguf_checkpoint, write_hf_checkpoint
@@ -202,3 +205,24 @@ def test_writers_at_once_leave_one_sound_entry(model_path: Path, folder: Path) -
         writer.join()
     assert len(entries(folder)) == 1
     assert_equal(load(model_path, folder), model)
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="asks Linux which pages of a file are in memory")
+def test_weights_that_are_mapped_leave_memory_while_the_model_sleeps(model_path: Path, folder: Path):
+    packed = load(model_path, folder)
+    assert LastingWeights(packed.weight_bytes, tuple(packed.weight_maps)).sleep() == packed.weight_bytes
+    mapped = load(model_path, folder)
+    assert_equal(mapped, packed)
+    (entry,) = entries(folder)
+    assert resident_bytes(entry) > 0.9 * entry.stat().st_size
+    weights = LastingWeights(mapped.weight_bytes, tuple(mapped.weight_maps))
+    assert weights.sleep() == 0
+    assert resident_bytes(entry) <= mmap.PAGESIZE
+    weights.wake()
+    assert_equal(mapped, packed)
+
+
+def resident_bytes(path: Path) -> int:
+    """How much of a mapped file is in this process's memory: https://man7.org/linux/man-pages/man5/proc_pid_smaps.5.html"""
+    sections = Path("/proc/self/smaps").read_text().split(str(path))[1:]
+    return sum(1024 * int(re.search(r"^Rss:\s+(\d+) kB", section, re.MULTILINE)[1]) for section in sections)
