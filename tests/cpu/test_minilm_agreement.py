@@ -57,6 +57,12 @@ def test_vectors_agree(llm: LLM, texts: list[str], expected: np.ndarray) -> None
     assert (facts.task, facts.embedding_length, facts.max_model_len, facts.dtype) == ("embed", 384, LONGEST, "float32")
 
 
+def test_company_does_not_matter(llm: LLM, texts: list[str]) -> None:
+    together = np.stack(llm.embed(texts, truncate=True))
+    alone = np.concatenate([llm.embed(text, truncate=True) for text in texts])
+    np.testing.assert_allclose(alone, together, atol=1e-6)
+
+
 def test_token_counts_are_equal(llm: LLM, minilm: InstalledModel, texts: list[str]) -> None:
     tokenizer = transformers.AutoTokenizer.from_pretrained(minilm.path)
     for text in texts:
