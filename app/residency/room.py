@@ -99,7 +99,7 @@ class Room:
         device = memory.device
         self._totals[device] = memory.total_bytes
         share = device_share(memory, self._settings.memory_limit, own_bytes)
-        unsettled = (Phase.LOADING, Phase.WAKING, Phase.LEAVING)
+        unsettled = (Phase.LOADING, Phase.WAKING, Phase.FALLING_ASLEEP, Phase.LEAVING)
         if any(slot.device == device and slot.phase in unsettled for slot in self._slots.values()):
             known = self._others.get(device, share.others_bytes)
             others = max(share.others_bytes, known) if is_gpu(device) else known

@@ -17,17 +17,18 @@ from typing import Any
 
 from app.errors import ModelNotLoaded, ShuttingDown
 from app.metrics import Metrics
-from app.model_task import require_task, task_of
+from app.model_task import require_task
 from app.residency.arranger import Arranger, NeedOf
 from app.residency.balancer import Balancer
 from app.residency.describe import state_of
 from app.residency.events import EventLog
 from app.residency.ledger import Ledger, Overdrawn
 from app.residency.lifecycle import Lifecycle
-from app.residency.model_loader import ModelLoader, ResidentModel, WorkerKey, worker_key
+from app.residency.model_loader import ModelLoader, ResidentModel
 from app.residency.model_state import ModelState
 from app.residency.placement import reshare
 from app.residency.room import Gauges, Room
+from app.residency.roster import Roster
 from app.residency.slot import Phase, Slot, Told
 from app.residency.tenants import DeviceShare, NoRoom, Shrink
 from app.residency.wishes import Wishes
@@ -65,9 +66,8 @@ class Supervisor:
         self.ledger = Ledger()
         self._settings = settings
         self._loader = loader
-        self._find_model = find_model
-        self._slots: dict[WorkerKey, Slot] = {}
-        self._installed: dict[str, InstalledModel] = {}
+        self._roster = Roster(settings, find_model)
+        self._slots = self._roster.slots
         self._room = Room(settings, gauges, self.ledger, self._slots)
         self._lifecycle = Lifecycle(settings, loader, self.ledger, self.events, metrics, self._changed)
         self._arranger = Arranger(self._slots, self._room, self.ledger, self._lifecycle, self.events, need_of)
@@ -125,7 +125,7 @@ class Supervisor:
 
     async def wake(self, name: str) -> None:
         """Have a model that sleeps awake again.  Raises `ModelNotLoaded`, or as `serving` does."""
-        async for _ in self._bring(self._here(name)):
+        async for _ in self._bring(self._roster.here(name)):
             pass
 
     async def sleep(self, name: str) -> None:
@@ -133,33 +133,31 @@ class Supervisor:
 
         Raises `ModelNotLoaded`, and the `EngineError` for which it cannot sleep.
         """
-        await self._undisturbed(self._sleep(self._here(name)))
+        await self._undisturbed(self._sleep(self._roster.here(name)))
 
     async def stop(self, name: str) -> bool:
         """End a model, loading or loaded; its requests end with one error each.  False if it was not there.
 
         A worker that answers for other names too goes on, and so do its requests.
         """
-        installed = await self._installed_as(name)
-        name = installed.name
-        self._installed = {asked: model for asked, model in self._installed.items() if model.name != name}
-        slot = self._slots.get(worker_key(installed))
-        if slot is None or name not in slot.names:
+        slot, installed = await self._roster.known(name)
+        self._roster.forget_name(installed)
+        if slot is None:
             return False
-        if slot.names != [name]:
-            slot.names.remove(name)
+        if slot.names != [installed.name]:
+            slot.names.remove(installed.name)
             return True
         was_there = slot.phase is not Phase.COLD or len(slot.line) > 0
         slot.wishes, slot.failure = Wishes.from_settings(self._settings, installed), ""
         slot.is_kept = False
-        told = f"The model {name} was stopped; ask again to load it anew."
+        told = f"The model {installed.name} was stopped; ask again to load it anew."
         slot.line.refuse(WorkerDied(told))
         await self._undisturbed(self._lifecycle.end(slot, "unload", "Somebody stopped it.", told=told))
         return was_there
 
     async def pin(self, name: str, is_pinned: bool) -> None:
         """A pinned model leaves only when somebody stops it.  Raises `ModelNotLoaded`."""
-        slot = self._here(name)
+        slot = self._roster.here(name)
         slot.is_kept = True
         self._pin(slot, is_pinned)
 
@@ -168,7 +166,7 @@ class Supervisor:
 
         Raises `ModelNotLoaded`, and `InsufficientMemory` with the share that there is room for.
         """
-        slot = self._here(name)
+        slot = self._roster.here(name)
         await self._undisturbed(self._set_share(slot, share))
         slot.is_kept = True
 
@@ -292,54 +290,13 @@ class Supervisor:
         self._changed()
 
     async def _slot_of(self, name: str, tasks: tuple[Task, ...] = ()) -> tuple[Slot, InstalledModel]:
-        """The slot that answers for a name or alias; a model that is there is not looked up again."""
-        installed = self._installed.get(name)
-        slot = self._slots.get(worker_key(installed)) if installed else None
-        if installed is None or slot is None or slot.model is None or installed.name not in slot.names:
-            installed = await asyncio.to_thread(self._find_for, name, tasks)
-            self._installed[name] = installed
-            slot = self._slots.get(worker_key(installed)) or self._new_slot(installed)
-            if installed.name not in slot.names:
-                slot.names.append(installed.name)
+        slot, installed = await self._roster.slot_of(name, self._told, tasks)
         if self._is_closing:
             raise ShuttingDown("The daemon is shutting down; start it again and repeat the request.")
         return slot, installed
 
-    def _find_for(self, name: str, tasks: tuple[Task, ...]) -> InstalledModel:
-        """The installed model of this name, if it does one of `tasks`; reads files."""
-        installed = self._find_model(name)
-        if tasks:
-            require_task(name, task_of(installed.path), tasks)
-        return installed
-
-    def _new_slot(self, installed: InstalledModel) -> Slot:
-        """Its name is the model's, unless an older version of that is still there."""
-        taken = {slot.name for slot in self._slots.values()}
-        candidates = (installed.name, *(f"{installed.name} ({number})" for number in range(2, len(taken) + 3)))
-        name = next(name for name in candidates if name not in taken)
-        wishes = Wishes.from_settings(self._settings, installed)
-        key = worker_key(installed)
-        slot = self._slots[key] = Slot(key, installed, name, wishes, self._settings.max_queue, self._told)
-        return slot
-
-    async def _installed_as(self, name: str) -> InstalledModel:
-        """A model whose files are gone can still be stopped."""
-        for asked, installed in self._installed.items():
-            if name in (asked, installed.name):
-                return installed
-        return await asyncio.to_thread(self._find_model, name)
-
-    def _here(self, name: str) -> Slot:
-        """The slot of a model that has a worker."""
-        for asked, installed in self._installed.items():
-            slot = self._slots.get(worker_key(installed))
-            if name in (asked, installed.name) and slot is not None and slot.model is not None:
-                return slot
-        raise ModelNotLoaded(f"{name} is not in memory; load it with `quire load {name}`.")
-
     def _changed(self) -> None:
-        for slot in [slot for slot in self._slots.values() if slot.is_blank]:
-            del self._slots[slot.key]
+        self._roster.drop_blanks()
         self._news.set()
         self._arranger.wake_up()
 
