@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from app.residency.ledger import Overdrawn
 from app.residency.lifecycle import Lifecycle
 from app.residency.model_loader import WorkerKey
-from app.residency.resplit import is_short, resplit
+from app.residency.resplit import is_restored, is_short, resplit, restore
 from app.residency.room import Room
 from app.residency.slot import Phase, Slot
 from app.residency.tenants import DeviceShare
@@ -24,6 +24,8 @@ logger = logging.getLogger(__name__)
 INTERVAL_S = 1.0
 _QUIET_INTERVALS = 10
 """While nobody is short it is looked less often whether other programs have taken what was promised."""
+_RESTORE_INTERVAL_S = 10.0
+"""What could not be had is not asked for again by every request."""
 _REFUSED_S = 60.0
 """A worker that could not resize its cache is left alone for so long."""
 
@@ -37,6 +39,7 @@ class Balancer:
         self._lifecycle = lifecycle
         self._task: asyncio.Task[None] | None = None
         self._refused_until: dict[str, float] = {}
+        self._restore_after: dict[str, float] = {}
 
     def wake_up(self) -> None:
         if self._task is None or self._task.done():
@@ -62,6 +65,24 @@ class Balancer:
         for device in await self._room.measure_in_use():
             for name, kv_bytes in resplit(self._room.tenants_on(device.name), device):
                 await self._resize(name, kv_bytes, device)
+
+    async def restore(self, slot: Slot) -> None:
+        """Give a model that is used again, after others took what it did not use, the cache that its traffic wants.
+
+        Otherwise its first request would find a short context.  Nobody waits here for decisions under way.
+        """
+        now = asyncio.get_running_loop().time()
+        whole = DeviceShare(slot.device, self._room.total_bytes(slot.device), 0, 1.0)
+        tenant = next((one for one in self._room.tenants_on(slot.device) if one.name == slot.name), None)
+        if tenant is None or is_restored(tenant, whole):
+            return
+        if self._room.deciding.locked() or self._restore_after.get(slot.name, now) > now:
+            return
+        self._restore_after[slot.name] = now + _RESTORE_INTERVAL_S
+        async with self._room.deciding:
+            for device in await self._room.measure_in_use():
+                for name, kv_bytes in restore(slot.name, self._room.tenants_on(device.name), device):
+                    await self._resize(name, kv_bytes, device)
 
     async def _resize(self, name: str, kv_bytes: int, device: DeviceShare) -> None:
         slot = next((slot for slot in self._slots.values() if slot.name == name), None)

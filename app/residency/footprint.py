@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from app.residency.memory import DeviceMemory, cache_bytes_per_token, is_gpu, least_weight_bytes
+from app.residency.memory import DeviceMemory, cache_bytes_per_token, is_encoder, is_gpu, least_weight_bytes
 from engine.api.config import Quantization
 from store.facts import ModelFacts
 
@@ -29,13 +29,15 @@ ROOMY_GPU_BYTES = 32 * GIB
 ROOMY_GPU_STEP_TOKENS = 8192
 GPU_STEP_TOKENS = 2048
 CPU_STEP_TOKENS = 256
+ENCODER_GPU_STEP_TOKENS = 16_384
+ENCODER_CPU_STEP_TOKENS = 512
 SMALLEST_STEP_TOKENS = 512
 """Tokens of a step; on a GPU fewer, down to the smallest, where there is no room for the workspace of more."""
 
 DRIVER_BYTES = 600 * MIB
 """CUDA's context, cuBLAS and loaded kernels."""
-PROCESS_BYTES = 320 * MIB
-"""Python, torch and compiled kernels of a worker in RAM."""
+PROCESS_BYTES = 256 * MIB
+"""Python, torch and compiled kernels of a worker in RAM; 160 to 220 MiB were measured."""
 GRAPH_BYTES = 8 * MIB
 CAPTURED_SEQUENCES = 256
 NUM_GRAPHS = 31
@@ -120,11 +122,9 @@ class Footprint:
 
 def footprint(facts: ModelFacts, host: Host) -> Footprint:
     """With the largest steps that leave room for a conversation on the device, had the model it for itself."""
-    device, total_bytes = host.memory.device, host.memory.total_bytes
+    device = host.memory.device
     sequences = host.max_num_seqs or (DEFAULT_GPU_SEQUENCES if host.is_gpu else DEFAULT_CPU_SEQUENCES)
-    step_tokens = CPU_STEP_TOKENS
-    if host.is_gpu:
-        step_tokens = ROOMY_GPU_STEP_TOKENS if total_bytes >= ROOMY_GPU_BYTES else GPU_STEP_TOKENS
+    step_tokens = _step_tokens(host, reads_whole_texts=is_encoder(facts))
     context = min((length for length in (facts.context_length, host.max_model_len) if length), default=0)
     while True:
         found = Footprint(
@@ -139,12 +139,21 @@ def footprint(facts: ModelFacts, host: Host) -> Footprint:
         step_tokens //= 2
 
 
+def _step_tokens(host: Host, *, reads_whole_texts: bool) -> int:
+    """How many tokens the engine computes in a step at most, where there is room."""
+    if reads_whole_texts:
+        return ENCODER_GPU_STEP_TOKENS if host.is_gpu else ENCODER_CPU_STEP_TOKENS
+    if not host.is_gpu:
+        return CPU_STEP_TOKENS
+    return ROOMY_GPU_STEP_TOKENS if host.memory.total_bytes >= ROOMY_GPU_BYTES else GPU_STEP_TOKENS
+
+
 def _workspace(facts: ModelFacts, host: Host, sequences: int, step_tokens: int) -> Workspace:
     """By the widest layer of a model: the MLP's, two widths of it and the hidden states alive at a time."""
     hidden = facts.embedding_length or _likely_hidden(facts)
     intermediate = facts.intermediate_size or _USUAL_WIDENING * hidden
     vocabulary = facts.vocab_size or _USUAL_VOCABULARY
-    generates = facts.kv_bytes_per_token is not None
+    generates = not is_encoder(facts)
     logits = sequences * vocabulary if generates else 0
     activation_bytes = 2 if host.is_gpu else 4
     step = activation_bytes * step_tokens * (2 * intermediate + 4 * hidden) + 4 * _SAMPLING_COPIES * logits

@@ -9,10 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from app.residency.tenants import DeviceShare
+from engine.api.architectures import ENCODER_TYPES
 from engine.api.config import Quantization
 from store.facts import ModelFacts
 
 SMALLEST_DTYPE_BYTES = 2
+_FLOAT32_BYTES = 4
 
 _FLOAT_TYPES = frozenset({"F64", "F32", "F16", "BF16", "random", "unknown"})
 
@@ -34,10 +36,12 @@ def least_weight_bytes(facts: ModelFacts, device: str, quantization: Quantizatio
     """A lower bound of what the weights take once they are loaded.
 
     A GPU has every weight in half precision, however it is stored.  On the CPU weights stay as they are stored,
-    unless floats are made 8-bit numbers.
+    unless floats are made 8-bit numbers; an encoder's are float32.
     """
     if device.startswith("cuda"):
         return SMALLEST_DTYPE_BYTES * facts.num_parameters
+    if is_encoder(facts):
+        return max(facts.weight_bytes, _FLOAT32_BYTES * facts.num_parameters)
     if quantization == "int8":
         return min(facts.weight_bytes, facts.num_parameters)
     if quantization == "none":
@@ -56,6 +60,11 @@ def cache_bytes_per_token(facts: ModelFacts, device: str, quantization: Quantiza
     half = facts.kv_bytes_per_token // (2 if facts.dtype == "float32" else 1)
     is_exact = not is_gpu(device) and quantization != "int8" and facts.quantization in _FLOAT_TYPES
     return 2 * half if is_exact else half
+
+
+def is_encoder(facts: ModelFacts) -> bool:
+    """Whether a model reads a whole text at once, without a cache."""
+    return facts.architecture in ENCODER_TYPES
 
 
 def is_gpu(device: str) -> bool:

@@ -38,6 +38,32 @@ def resplit(tenants: Iterable[Tenant], device: DeviceShare) -> tuple[tuple[str, 
     return split.changes()
 
 
+def restore(name: str, tenants: Iterable[Tenant], device: DeviceShare) -> tuple[tuple[str, int], ...]:
+    """As `resplit`, for a model that is used again after others took what it did not use.
+
+    It gets what its traffic wants, its whole context included, as far as that is free or others do not use it.
+    """
+    split = _Split(device, tuple(tenants))
+    split.restore(name)
+    return split.changes()
+
+
+def is_restored(tenant: Tenant, device: DeviceShare) -> bool:
+    """Whether a model has what it gets while nobody else needs it."""
+    return tenant.state != "awake" or tenant.kv_bytes >= comfortable_kv_bytes(tenant, device)
+
+
+def comfortable_kv_bytes(tenant: Tenant, device: DeviceShare) -> int:
+    """The KV cache that a model gets of free memory: that of its share, or what its traffic wants."""
+    wanted = entitled_kv_bytes(tenant, device) if tenant.share is not None else tenant.wanted_kv_bytes
+    return min(wanted, tenant.most_kv_bytes)
+
+
+def entitled_kv_bytes(tenant: Tenant, device: DeviceShare) -> int:
+    """The KV cache that belongs to a model's share, as far as it could ever fill it."""
+    return min(tenant.most_kv_bytes, max(0, tenant.entitled_bytes(device) - tenant.fixed_bytes))
+
+
 def is_short(tenant: Tenant) -> bool:
     """Whether more KV cache would serve a model's requests sooner."""
     return tenant.state == "awake" and _is_full(tenant) and tenant.kv_bytes < tenant.most_kv_bytes
@@ -92,11 +118,20 @@ class _Split:
                 self._serve(tenant)
         if not short:
             for tenant in sorted(self._awake, key=lambda one: (not one.is_busy, -one.last_used_at)):
-                self._grow(tenant, self._comfortable(tenant) - tenant.kv_bytes)
+                self._grow(tenant, comfortable_kv_bytes(tenant, self._device) - tenant.kv_bytes)
+
+    def restore(self, name: str) -> None:
+        for tenant in self._awake:
+            missing = comfortable_kv_bytes(tenant, self._device) - tenant.kv_bytes
+            if tenant.name == name and self.free >= 0 < missing:
+                before = self._kv.copy(), self.free
+                self._take(self._unused(tenant), missing - self.free)
+                if not self._grow(tenant, missing):
+                    self._kv, self.free = before
 
     def _serve(self, tenant: Tenant) -> None:
         """Let a model grow one step: by what is free, by what others do not use, by what they have of its share."""
-        has, entitled = tenant.kv_bytes, self._entitled_kv(tenant)
+        has, entitled = tenant.kv_bytes, entitled_kv_bytes(tenant, self._device)
         step = max(int(has * _GROWTH), tenant.least_kv_bytes, entitled - has)
         wanted = min(tenant.most_kv_bytes - has, step)
         before = self._kv.copy(), self.free
@@ -110,7 +145,7 @@ class _Split:
         others = [one for one in self._awake if one.name != taker.name and not _is_full(one)]
         idle = [_Donor(one, one.needed_kv_bytes) for one in others if not one.is_busy]
         busy = [
-            _Donor(one, max(one.needed_kv_bytes, int(one.kv_used_bytes / _ROOMY), self._entitled_kv(one)))
+            _Donor(one, max(one.needed_kv_bytes, int(one.kv_used_bytes / _ROOMY), entitled_kv_bytes(one, self._device)))
             for one in others
             if one.is_busy and one.num_waiting == 0
         ]
@@ -119,7 +154,9 @@ class _Split:
     def _beyond_entitlement(self, taker: Tenant) -> list[_Donor]:
         """What busy models, short of room themselves, hold beyond their share and do not use at this moment."""
         donors = [
-            _Donor(one, max(one.kv_used_bytes, min(one.kv_bytes, one.least_kv_bytes), self._entitled_kv(one)))
+            _Donor(
+                one, max(one.kv_used_bytes, min(one.kv_bytes, one.least_kv_bytes), entitled_kv_bytes(one, self._device))
+            )
             for one in self._awake
             if one.name != taker.name and one.is_busy
         ]
@@ -146,16 +183,7 @@ class _Split:
 
     def _urgency(self, tenant: Tenant) -> tuple[bool, int, str]:
         """Those whose share is lent first, then those with most requests that wait."""
-        return tenant.kv_bytes >= self._entitled_kv(tenant), -tenant.num_waiting, tenant.name
+        return tenant.kv_bytes >= entitled_kv_bytes(tenant, self._device), -tenant.num_waiting, tenant.name
 
     def _spare(self, donor: _Donor) -> tuple[int, str]:
         return donor.floor - donor.tenant.kv_bytes, donor.tenant.name
-
-    def _comfortable(self, tenant: Tenant) -> int:
-        """What a model gets of free memory while nobody is short: its share, or what its traffic wants."""
-        wanted = self._entitled_kv(tenant) if tenant.share is not None else tenant.wanted_kv_bytes
-        return min(wanted, tenant.most_kv_bytes)
-
-    def _entitled_kv(self, tenant: Tenant) -> int:
-        """The KV cache that belongs to a model's share, as far as it could ever fill it."""
-        return min(tenant.most_kv_bytes, max(0, tenant.entitled_bytes(self._device) - tenant.fixed_bytes))

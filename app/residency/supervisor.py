@@ -95,6 +95,8 @@ class Supervisor:
         place = slot.join()
         await slot.admitted(place)
         try:
+            if slot.num_leases == 1:
+                await self._undisturbed(self._balancer.restore(slot))
             if slot.model is None:
                 raise WorkerDied(f"{name} ended in the very moment that it was to serve; try again.")
             yield Lease(slot.model, installed)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from app.residency import footprint
-from engine import sizing
+from engine import encoder_sizing, sizing
 from engine.api.config import EngineConfig
 from engine.runner.graph_ladder import DECODE_SIZES, PROMPT_SIZES
 from engine.runner.memory import OUTSIDE_BYTES_GUESS
@@ -17,6 +17,8 @@ def test_constants_are_the_same() -> None:
     assert footprint.GRAPH_BYTES == sizing.GRAPH_BYTES
     assert footprint.SMALLEST_STEP_TOKENS == sizing.SMALLEST_TOKEN_BUDGET
     assert footprint.DRIVER_BYTES == OUTSIDE_BYTES_GUESS
+    assert footprint.ENCODER_GPU_STEP_TOKENS == encoder_sizing._GPU_STEP_TOKENS
+    assert footprint.ENCODER_CPU_STEP_TOKENS == encoder_sizing._CPU_STEP_TOKENS
     assert EngineConfig(model="x").block_size == footprint.BLOCK_SIZE
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -61,6 +62,13 @@ def test_an_encoder_has_no_cache() -> None:
     need = demand(MINILM, RAM)
     assert (need.least_kv_bytes, need.wanted_kv_bytes, need.most_kv_bytes) == (0, 0, 0)
     assert MINILM.weight_bytes < need.fixed_bytes < GIB
+
+
+def test_encoders_in_ram_are_float32_however_they_are_stored() -> None:
+    half = msgspec.structs.replace(MINILM, weight_bytes=2 * MINILM.num_parameters)
+    whole = footprint(half, Host(DeviceMemory("cpu", 24 * GIB, 0), 0.92))
+    assert whole.weight_bytes == 4 * MINILM.num_parameters
+    assert footprint(half, Host(DeviceMemory("cuda:0", 24 * GIB, 0), 0.92)).weight_bytes == 2 * MINILM.num_parameters
 
 
 facts = st.builds(

@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.residency.resplit import is_short, resplit
+from app.residency.resplit import comfortable_kv_bytes, is_restored, is_short, resplit, restore
 from app.residency.tenants import DeviceShare, Tenant
 
 DEVICE = DeviceShare("d", 1000, 0, 1.0)
@@ -74,6 +74,17 @@ def test_others_that_take_more_are_given_what_nobody_uses() -> None:
 
 def test_nothing_is_moved_for_a_trifle() -> None:
     assert resplit([tenant("a", 640, 640, num_waiting=1), tenant("b", 159, 111)], DEVICE) == ()
+
+
+def test_a_model_that_is_used_again_gets_back_what_its_traffic_wants() -> None:
+    squeezed, idle = tenant("a", 50, wanted_kv_bytes=300), tenant("b", 700)
+    assert restore("a", [squeezed, idle], DEVICE) == (("b", 500), ("a", 300))
+    assert restore("a", [squeezed, tenant("b", 100)], DEVICE) == (("a", 300),)
+    busy = tenant("b", 700, 600)
+    assert restore("a", [squeezed, busy], DEVICE) == (("a", 100),), "what is free, and nothing of what is used"
+    owner = tenant("a", 50, share=0.4)
+    assert restore("a", [owner, idle], DEVICE) == (("b", 500), ("a", 300))
+    assert restore("a", [tenant("a", 300, wanted_kv_bytes=300), idle], DEVICE) == ()
 
 
 def test_requests_that_wait_beside_an_empty_cache_wait_for_something_else() -> None:
@@ -193,3 +204,18 @@ def test_an_owner_short_of_its_share_is_served_while_others_hold_more_than_their
             if other.state == "awake" and other.name != owner.name and is_short(other) and other.share is None:
                 floor = max(other.kv_used_bytes, min(other.kv_bytes, other.least_kv_bytes))
                 assert other.kv_bytes - floor < max(1, owner.kv_bytes // 32)
+
+
+@given(crowds(), devices)
+def test_restoring_one_takes_nothing_that_others_need(tenants: list[Tenant], device: DeviceShare) -> None:
+    before = {one.name: one for one in tenants}
+    changes = restore("m0", tenants, device)
+    after = carried_out(tenants, changes)
+    held = sum(one.held_bytes for one in tenants)
+    assert sum(one.held_bytes for one in after) <= max(held, device.usable_bytes)
+    for name, kv_bytes in changes:
+        if name == "m0":
+            assert before[name].kv_bytes < kv_bytes <= comfortable_kv_bytes(before[name], device)
+        else:
+            assert before[name].needed_kv_bytes <= kv_bytes < before[name].kv_bytes
+    assert not is_restored(before["m0"], device) or not changes

@@ -351,6 +351,29 @@ def test_a_busy_model_borrows_kv_cache_and_gives_it_back() -> None:
     assert fleet.models["other"].num_loads == 1
 
 
+def test_a_model_that_gave_cache_has_its_context_back_before_its_next_request_begins() -> None:
+    models = [
+        FakeModel("chat", fixed_bytes=GIB, least_blocks=64, wanted_blocks=3000),
+        FakeModel("large", fixed_bytes=3 * GIB, least_blocks=64, wanted_blocks=64),
+        FakeModel("roomy", fixed_bytes=GIB, least_blocks=64, wanted_blocks=3000),
+    ]
+    fleet = Fleet({model.name: model for model in models}, {"cuda:0": 6 * GIB}, Settings())
+
+    async def scene() -> None:
+        await fleet.ask("chat")
+        await fleet.ask("large")
+        assert state_of(fleet, "chat").kv_bytes < 2000 * BLOCK_BYTES, "it gave what it did not use"
+        await fleet.supervisor.stop("large")
+        async with fleet.supervisor.serving("chat") as lease:
+            assert lease.resident.stage.max_model_len == 3000 * 16
+        await fleet.ask("roomy")
+        async with fleet.supervisor.serving("roomy") as lease:
+            assert lease.resident.stage.max_model_len == 3000 * 16, "an idle model gives what it does not use"
+
+    play(fleet, scene())
+    assert [model.num_loads for model in models] == [1, 1, 1]
+
+
 def test_a_new_share_is_taken_from_what_others_do_not_use() -> None:
     fleet = fleet_of(2, devices={"cuda:0": 12 * GIB})
 
