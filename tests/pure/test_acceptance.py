@@ -97,8 +97,8 @@ def test_what_the_engine_cannot_run_is_refused(changes: dict[str, Any], words: s
 def test_what_is_not_stated_is_no_reason_to_refuse() -> None:
     facts = ModelFacts(architecture="llama", num_parameters=1000, quantization="F32")
     assert why_unsupported(facts) is None
-    assert accept(facts, host(1)) is None
-    need = footprint(facts, host(1))
+    assert accept(facts, host(4)) is None
+    need = footprint(facts, host(4))
     assert need.total_bytes(need.context) == need.fixed_bytes
 
 

@@ -176,7 +176,7 @@ def test_recommend_shows_its_arithmetic(ram: None, capsys: pytest.CaptureFixture
     assert quire("recommend") == 0
     shown = capsys.readouterr()
     cells = rows_of(shown.out)["qwen3:8b-q4_k_m"]
-    assert cells[:8] == ["5.0", "GB", "1.2", "GB", "430", "MB", "6.6", "GB"]
+    assert cells[:8] == ["5.0", "GB", "1.2", "GB", "430", "MB", "6.7", "GB"]
     assert shown.out.splitlines()[-1] == "Best: quire run qwen3:8b-q4_k_m"
     assert "RAM has 17.2 GB: Quire may take 15.8 GB of it" in shown.err
     assert "36 layers x 8 heads x 128 x 2 bytes for each of 8,192 tokens" in shown.err
