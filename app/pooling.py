@@ -64,6 +64,7 @@ class Pooler:
         self._worker = worker
         self._metrics = metrics
         self._usage = usage
+        self._num_open = 0
         self._most_open_tokens = _MOST_OPEN_TOKENS["cuda" if device.startswith("cuda") else "cpu"]
 
     async def embed(self, request: EmbedRequest) -> list[Pooled]:
@@ -108,10 +109,8 @@ class Pooler:
         finally:
             if outcome != "finished":
                 clock.failed(outcome)
-        for prompt in prompts:
+        for _ in pooled:
             clock.choice_finished("stop")
-            num_tokens = len(prompt.token_ids)
-            self._usage.record(self._model, num_tokens, 0, max_model_len=self.stage.max_tokens)
         return pooled
 
     async def run(self, prompts: Sequence[Prompt]) -> list[Pooled]:
@@ -130,14 +129,23 @@ class Pooler:
                 if batch:
                     open_prompts.update((prompt.sequence_id, prompt) for prompt in batch)
                     num_open_tokens += sum(len(prompt.token_ids) for prompt in batch)
+                    self._num_open += len(batch)
                     self._worker.submit(batch, mailbox)
                 for output in await mailbox.take():
-                    prompt = open_prompts.pop(output.sequence_id)
-                    num_open_tokens -= len(prompt.token_ids)
-                    pooled[output.sequence_id] = Pooled(self._values(output), len(prompt.token_ids))
+                    num_tokens = len(open_prompts.pop(output.sequence_id).token_ids)
+                    num_open_tokens -= num_tokens
+                    self._num_open -= 1
+                    pooled[output.sequence_id] = Pooled(self._values(output), num_tokens)
+                    self._record(num_tokens)
         finally:
+            self._num_open -= len(open_prompts)
             self._worker.abort(open_prompts)
         return [pooled[prompt.sequence_id] for prompt in prompts]
+
+    def _record(self, num_tokens: int) -> None:
+        """Count a prompt that has ended."""
+        length = self.stage.max_tokens
+        self._usage.record(self._model, num_tokens, 0, max_model_len=length, num_at_once=self._num_open + 1)
 
     def _values(self, output: StepOutput) -> bytes:
         if output.finish_reason in ("error", "abort"):

@@ -166,7 +166,12 @@ def quantile(buckets: Mapping[int, int], longest: int, share: float) -> int:
 
 
 def length_advice(usage: ModelUsage) -> str:
-    """One sentence that says what `max_model_len` the recorded requests need, and what to do about it."""
+    """One sentence that says what `max_model_len` the recorded requests need, and what to do about it.
+
+    Of a model that only reads, whose lengths cost nothing when they are not used, just how long its texts are.
+    """
+    if usage.output_max == 0:
+        return f"Your texts have up to {usage.prompt_max:,} tokens; the model takes {usage.max_model_len:,}."
     needed = usage.needed_model_len
     advised = math.ceil(needed / _ADVISED_STEP) * _ADVISED_STEP
     requests = "requests" if usage.num_requests >= _MIN_REQUESTS else f"requests so far ({usage.num_requests})"

@@ -22,8 +22,13 @@ from engine.api.output import StepOutput
 from engine.api.request import Pooling, Prompt
 from engine.api.sampling import SamplingParams
 from engine.text.pooling_stage import PoolingStage
+from store.database import DatabaseThread
 
 MOST_OPEN_TOKENS = 8192
+
+
+class Stage:
+    max_tokens = 10_000
 
 
 class Worker:
@@ -65,9 +70,8 @@ def prompts(lengths: Sequence[int]) -> list[Prompt]:
 
 
 def pooler(worker: Any) -> Pooler:
-    return Pooler(
-        "m", cast(PoolingStage, None), cast(WorkerClient, worker), Metrics(), cast(UsageRecorder, None), "cpu"
-    )
+    usage = UsageRecorder(cast(DatabaseThread, None))
+    return Pooler("m", cast(PoolingStage, Stage()), cast(WorkerClient, worker), Metrics(), usage, "cpu")
 
 
 @given(st.lists(st.integers(1, 5000), max_size=12), st.integers())

@@ -83,3 +83,8 @@ def test_the_advice_is_p99_of_the_prompts_plus_the_longest_answer() -> None:
     assert "max_model_len is 32,768; QUIRE_MAX_MODEL_LEN=6144 would serve them" in length_advice(USAGE)
     assert "max_model_len, 6,144, fits them" in length_advice(msgspec.structs.replace(USAGE, max_model_len=6144))
     assert "raise QUIRE_MAX_MODEL_LEN" in length_advice(msgspec.structs.replace(USAGE, max_model_len=6000))
+
+
+def test_models_that_only_read_need_no_advice() -> None:
+    embedder = msgspec.structs.replace(USAGE, output_max=0, prompt_max=90, max_model_len=256)
+    assert length_advice(embedder) == "Your texts have up to 90 tokens; the model takes 256."
