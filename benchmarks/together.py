@@ -101,7 +101,7 @@ async def embed(
 ) -> None:
     """One client: batches of texts until the deadline; `known` are the vectors seen so far, by text."""
     rng = random.Random(seed)
-    texts = [" ".join(rng.choices(_WORDS, k=rng.randint(5, 250))) for _ in range(64)]
+    texts = [" ".join(rng.choices(_WORDS, k=rng.randint(5, 200))) for _ in range(64)]
     while time.perf_counter() < deadline_s:
         batch = rng.sample(texts, 16)
         try:
