@@ -103,16 +103,13 @@ class Daemon:
     def first_token_s(self, model: str) -> float:
         """From sending a request to its first token."""
         body = {"model": model, "prompt": list(range(10, 522)), "max_tokens": 4, "ignore_eos": True, "stream": True}
-        began_s = time.perf_counter()
+        began_s, first_s = time.perf_counter(), 0.0
         with self._client.stream("POST", "/v1/completions", json=body) as response:
             for line in response.iter_lines():
-                if line.startswith("data: {"):
+                if line.startswith("data: {") and not first_s:
                     first_s = time.perf_counter() - began_s
-                    break
-            else:
-                raise RequestFailed("no token came")
-            for _ in response.iter_lines():
-                pass
+        if not first_s:
+            raise RequestFailed("no token came")
         return first_s
 
 
@@ -145,9 +142,13 @@ def daemon(models: list[str], load_format: str, max_model_len: int, port: int) -
 def wait_until_ready(running: Daemon, count: int, timeout_s: float = 300.0) -> float:
     """Seconds until so many models are ready."""
     began_s = time.perf_counter()
-    while sum(model["state"] == "ready" for model in running.models()) < count:
-        if time.perf_counter() - began_s > timeout_s:
-            raise RequestFailed(f"not ready after {timeout_s:.0f} s: {running.models()}")
+    while True:
+        models = running.models()
+        if sum(model["state"] == "ready" for model in models) == count:
+            break
+        late = time.perf_counter() - began_s > timeout_s
+        if late or any(model["state"] == "failed" for model in models):
+            raise RequestFailed(f"not all models are ready: {models}")
         time.sleep(0.1)
     return time.perf_counter() - began_s
 
