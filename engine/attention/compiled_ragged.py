@@ -14,6 +14,7 @@ from engine.cpu.activations import float_row_bytes, splits_floats
 from engine.cpu.catalogue import float_attention_kernel, split_attention_kernel
 from engine.cpu.program import Recorder
 from engine.cpu.ragged_shape import ragged_room
+from engine.cpu.split_layout import PANEL_ROW_BYTES
 
 _ZERO_BYTES = 128
 
@@ -33,14 +34,17 @@ class CompiledRaggedAttention:
         raise NotImplementedError("this attention is recorded; the program's own numbers describe a step")
 
     def attend(self, qkv: torch.Tensor) -> torch.Tensor:
-        """Record attention; its rows are packed for the product that follows."""
+        """Record attention to what `CompiledEncoderOps.linear` gives; its rows are packed for the next product."""
         recorder, width = self._recorder, self._num_heads * self._head_dim
         packed = recorder.scratch(float_row_bytes(width))
-        kernel = split_attention_kernel if splits_floats() else float_attention_kernel
+        if splits_floats():
+            kernel, distance = split_attention_kernel, recorder.max_tokens * PANEL_ROW_BYTES
+        else:
+            kernel, distance = float_attention_kernel, recorder.stride(qkv)
         recorder.add(
             kernel(self._head_dim),
             recorder.address(qkv),
-            recorder.stride(qkv),
+            distance,
             packed,
             recorder.sequences,
             self._num_heads,

@@ -15,13 +15,10 @@ from engine.cpu import catalogue
 from engine.cpu.activations import float_row_bytes, splits_floats
 from engine.cpu.ops import CompiledOps
 from engine.cpu.program import float_bits
-from engine.cpu.split_layout import GROUP_BYTES, GROUP_INPUTS, TILE_OUTPUTS
+from engine.cpu.split_layout import GROUP_BYTES, GROUP_INPUTS, PANEL_ROW_BYTES, TILE_OUTPUTS
 from engine.kernels.encoder_ops import EmbeddingTables, NormWeights
 from engine.layers.packed_splits import SplitMatrix, split
 from engine.layers.packed_weight import CodedRows, PackedWeight, pack
-
-SIZES_MULTIPLE = GROUP_INPUTS
-"""All widths of an encoder are multiples of it."""
 
 
 class CompiledEncoderOps(CompiledOps):
@@ -61,14 +58,15 @@ class CompiledEncoderOps(CompiledOps):
         return output
 
     def linear(self, hidden: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None) -> torch.Tensor:
-        recorder = self._recording
-        packed, rows = self._packed(hidden), recorder.rows(hidden)
+        """For attention (`engine.attention.compiled_ragged`), which reads split products in panels."""
         (matrix, *_) = weight.segments
         if not isinstance(matrix, SplitMatrix):
-            return self._multiply(packed, rows, weight, bias)
-        output = recorder.buffer(weight.out_features, rows)
-        self._multiply_split(packed, rows, matrix, bias, recorder.address(output), recorder.stride(output))
-        return output
+            return self.linear_rows(hidden, weight, bias)
+        recorder = self._recording
+        panels = recorder.scratch(4 * matrix.out_features)
+        distance = recorder.max_tokens * PANEL_ROW_BYTES
+        self._multiply_split(hidden, matrix, bias, (panels, PANEL_ROW_BYTES, distance))
+        return recorder.panels(matrix.out_features, panels)
 
     def linear_gelu(self, hidden: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None) -> torch.Tensor:
         recorder = self._recording
@@ -77,9 +75,9 @@ class CompiledEncoderOps(CompiledOps):
         if isinstance(matrix, SplitMatrix):
             target = recorder.scratch(float_row_bytes(columns), rows)
             block_bytes = columns // GROUP_INPUTS * GROUP_BYTES
-            self._multiply_split(self._packed(hidden), rows, matrix, bias, target, block_bytes, has_gelu=True)
+            self._multiply_split(hidden, matrix, bias, (target, block_bytes, GROUP_BYTES), has_gelu=True)
         else:
-            product = self.linear(hidden, weight, bias)
+            product = self.linear_rows(hidden, weight, bias)
             source = recorder.address(product), recorder.stride(product)
             target = recorder.scratch(float_row_bytes(columns), rows)
             recorder.add(catalogue.gelu_floats_kernel(), *source, columns, target, rows)
@@ -94,7 +92,7 @@ class CompiledEncoderOps(CompiledOps):
         norm: NormWeights,
     ) -> torch.Tensor:
         recorder = self._recording
-        product = self.linear(hidden, weight, bias)
+        product = self.linear_rows(hidden, weight, bias)
         rows, columns = recorder.rows(residual), weight.out_features
         output = recorder.buffer(columns, rows)
         packed = recorder.scratch(float_row_bytes(columns), rows)
@@ -116,28 +114,38 @@ class CompiledEncoderOps(CompiledOps):
         recorder.note_packed(output, packed)
         return output
 
+    def linear_rows(self, hidden: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None) -> torch.Tensor:
+        """hidden · weightᵀ + bias, row by row."""
+        recorder = self._recording
+        rows = recorder.rows(hidden)
+        (matrix, *_) = weight.segments
+        if not isinstance(matrix, SplitMatrix):
+            return self._multiply(self._packed(hidden), rows, weight, bias)
+        output = recorder.buffer(weight.out_features, rows)
+        place = recorder.address(output), recorder.stride(output), 4 * TILE_OUTPUTS
+        self._multiply_split(hidden, matrix, bias, place)
+        return output
+
     def _multiply_split(
         self,
-        packed: int,
-        rows: int,
+        hidden: torch.Tensor,
         matrix: SplitMatrix,
         bias: torch.Tensor | None,
-        target: int,
-        stride: int,
+        place: tuple[int, int, int],
         *,
         has_gelu: bool = False,
     ) -> None:
+        """`place` is where the first output goes, and how far rows and tiles of outputs are apart, in bytes."""
         recorder = self._recording
         recorder.add(
             catalogue.split_matrix_kernel(has_gelu),
-            packed,
+            self._packed(hidden),
             recorder.address(matrix.data),
             recorder.zeros(4 * matrix.out_features) if bias is None else recorder.address(bias),
-            target,
-            stride,
+            *place,
             matrix.in_features // GROUP_INPUTS,
             matrix.out_features // TILE_OUTPUTS,
-            rows,
+            recorder.rows(hidden),
         )
 
     def _packed(self, hidden: torch.Tensor) -> int:

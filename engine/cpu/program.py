@@ -54,7 +54,8 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class _Buffer:
-    """`packed` is where its rows also are as a product takes them, if anywhere; `stride` 0 means only there."""
+    """`packed` is where its rows also are as a product takes them, if anywhere; `stride` is 0 where they do not lie row
+    by row."""
 
     address: int
     stride: int
@@ -142,6 +143,10 @@ class Recorder:
         """A handle of rows that are only where `packed` says, as a product takes them."""
         return self._handle((self.max_tokens, columns), _Buffer(packed, 0, NUM_TOKENS, packed))
 
+    def panels(self, columns: int, address: int) -> torch.Tensor:
+        """A handle of rows that lie in panels (`engine.cpu.split_layout`)."""
+        return self._handle((self.max_tokens, columns), _Buffer(address, 0, NUM_TOKENS))
+
     def note_packed(self, handle: torch.Tensor, packed: int) -> None:
         """Note that the rows of a handle's buffer are at `packed` too, as a product takes them."""
         self._buffers[id(handle)] = replace(self._buffer_of(handle), packed=packed)
@@ -164,7 +169,7 @@ class Recorder:
     def stride(self, handle: torch.Tensor) -> int:
         """Bytes from row to row of a handle's buffer."""
         stride = self._buffer_of(handle).stride
-        assert stride, "these rows are packed for a product, and for nothing else"
+        assert stride, "these rows are packed, or in panels"
         return stride
 
     def rows(self, handle: torch.Tensor) -> int:

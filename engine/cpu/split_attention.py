@@ -25,7 +25,7 @@ from engine.cpu.memory import claim, float32s, int32s, int64s, read_arguments
 from engine.cpu.packed_rows import packed_place, write_scaled
 from engine.cpu.ragged_shape import QUERIES, STAGED_TOKENS, SplitRoom
 from engine.cpu.split_emit import close_squares, open_squares, split_pair
-from engine.cpu.split_layout import GROUP_BYTES, ROW_BYTES, SQUARE_BYTES
+from engine.cpu.split_layout import GROUP_BYTES, PANEL_ROW_BYTES, ROW_BYTES, SQUARE_BYTES
 from engine.cpu.split_tile import split_tile
 from engine.cpu.step import NUM_SEQUENCES, SEQUENCE_FIELDS, SEQUENCE_FIRST, SEQUENCE_TOKENS
 
@@ -34,8 +34,8 @@ _VECTOR_BYTES = 4 * LANES
 
 
 def split_attention(head_dim: int) -> Body:
-    """Arguments: queries, keys and values side by side and their stride, packed output, sequences, heads, zeros,
-    scratch of all threads, tokens that there is room for in it.
+    """Arguments: panels of queries, keys and values and how far they are apart, packed output, sequences, heads,
+    zeros, scratch of all threads, tokens that there is room for in it.
 
     `head_dim` is a multiple of 32.
     """
@@ -47,7 +47,7 @@ def split_attention(head_dim: int) -> Body:
     staged_bytes, query_bytes, row_gap = room.staged_bytes, room.query_bytes, room.score_stride(0)
 
     @numba.njit(error_model="numpy")
-    def attend(source, width, stride, count, own, zeros, packed, first, first_group, num_groups):
+    def attend(source, width, panel_bytes, count, own, zeros, packed, first, first_group, num_groups):
         groups = (count + GROUP - 1) // GROUP
         staging, queries, sums = own, own + staged_bytes, own + staged_bytes + query_bytes
         results = sums + 4 * QUERIES
@@ -57,12 +57,12 @@ def split_attention(head_dim: int) -> Body:
         scores = weights + groups * 2 * GROUP_BYTES
         score_stride = groups * GROUP * 4 + row_gap
         for group in range(groups):
-            rows, distance = _staged(source + width, stride, group * GROUP, count, staging, head_bytes)
+            rows, distance = _staged(source + width, panel_bytes, head_groups, group * GROUP, count, staging)
             pack_keys(head_dim, rows, distance, keys + group * 2 * key_bytes, key_bytes)
-            rows, distance = _staged(source + 2 * width, stride, group * GROUP, count, staging, head_bytes)
+            rows, distance = _staged(source + 2 * width, panel_bytes, head_groups, group * GROUP, count, staging)
             pack_values(head_dim, rows, distance, values + group * GROUP_BYTES, groups * GROUP_BYTES)
         for start in range(0, count, QUERIES):
-            rows, distance = _staged(source, stride, start, count, staging, head_bytes)
+            rows, distance = _staged(source, panel_bytes, head_groups, start, count, staging)
             num_queries = min(QUERIES, count - start)
             pack_queries(head_dim, rows, distance, factor, queries, key_bytes)
             for group in range(groups):
@@ -75,7 +75,7 @@ def split_attention(head_dim: int) -> Body:
             soften(scores, score_stride, weights, sums, num_queries, count, groups)
             for group in range(head_groups):
                 tiles = values + group * 2 * groups * GROUP_BYTES
-                target = results + group * GROUP * 4
+                target = results + group * PANEL_ROW_BYTES
                 if num_queries > LANES:
                     split_tile(2, 0, weights, tiles, zeros, target, head_bytes, groups)
                 else:
@@ -88,7 +88,7 @@ def split_attention(head_dim: int) -> Body:
                     write_scaled(1, results + row * head_bytes + group * GROUP * 4, inverse, place, SQUARE_BYTES)
 
     def kernel(arguments, step, rank, size):
-        qkv, stride, packed, sequences, num_heads, zeros, scratch, longest = read_arguments(arguments, 8)
+        qkv, panel_bytes, packed, sequences, num_heads, zeros, scratch, longest = read_arguments(arguments, 8)
         num_sequences = int64s(step, 8)[NUM_SEQUENCES]
         records = int32s(sequences, (num_sequences, SEQUENCE_FIELDS))
         own = scratch + rank * (fixed_bytes + longest * token_bytes)
@@ -99,10 +99,10 @@ def split_attention(head_dim: int) -> Body:
         while piece < num_sequences * num_heads:
             sequence, head = piece // num_heads, piece % num_heads
             count, first = np.int64(records[sequence, SEQUENCE_TOKENS]), np.int64(records[sequence, SEQUENCE_FIRST])
-            source = qkv + first * stride + head * head_bytes
-            num_groups = num_heads * head_groups
-            width = num_heads * head_bytes
-            attend(source, width, stride, count, own, zeros, packed, first, head * head_groups, num_groups)
+            num_groups, first_group = num_heads * head_groups, head * head_groups
+            source = qkv + first * PANEL_ROW_BYTES + first_group * panel_bytes
+            width = num_groups * panel_bytes
+            attend(source, width, panel_bytes, count, own, zeros, packed, first, first_group, num_groups)
             piece = claim(arguments)
         close_squares()
 
@@ -110,27 +110,30 @@ def split_attention(head_dim: int) -> Body:
 
 
 @numba.njit(error_model="numpy")
-def _staged(source, stride, start, count, staging, row_bytes):
-    """Where 32 rows from number `start` on are, and how far apart; copied, with zeros behind, if there are fewer."""
+def _staged(source, panel_bytes, num_panels, start, count, staging):
+    """Where 32 rows of a head from number `start` on are, and how far apart their panels are.
+
+    Copied, with zeros behind, if there are fewer.
+    """
     if start + STAGED_TOKENS <= count:
-        return source + start * stride, stride
-    for row in range(STAGED_TOKENS):
-        target = float32s(staging + row * row_bytes, row_bytes // 4)
-        if start + row < count:
-            values = float32s(source + (start + row) * stride, row_bytes // 4)
-            for column in range(row_bytes // 4):
-                target[column] = values[column]
-        else:
-            for column in range(row_bytes // 4):
-                target[column] = np.float32(0.0)
-    return staging, row_bytes
+        return source + start * PANEL_ROW_BYTES, panel_bytes
+    staged_bytes = STAGED_TOKENS * PANEL_ROW_BYTES
+    num_present = (count - start) * GROUP
+    for panel in range(num_panels):
+        values = float32s(source + start * PANEL_ROW_BYTES + panel * panel_bytes, num_present)
+        target = float32s(staging + panel * staged_bytes, STAGED_TOKENS * GROUP)
+        for index in range(num_present):
+            target[index] = values[index]
+        for index in range(num_present, STAGED_TOKENS * GROUP):
+            target[index] = np.float32(0.0)
+    return staging, staged_bytes
 
 
 @intrinsic(prefer_literal=True)
 def pack_queries(
-    typing_context: Any, head_dim: Any, source: Any, stride: Any, factor: Any, target: Any, block_bytes: Any
+    typing_context: Any, head_dim: Any, source: Any, panel_bytes: Any, factor: Any, target: Any, block_bytes: Any
 ) -> tuple[Any, Any]:
-    """32 rows of `head_dim` (a constant) float32, times a factor, as two blocks of packed activations."""
+    """32 rows of `head_dim` (a constant) float32 in panels, times a factor, as two blocks of packed activations."""
     num_groups = head_dim.literal_value // GROUP
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
@@ -141,11 +144,13 @@ def pack_queries(
         block_source, block_target = blocks.values
         rows = Loop(emit, INT64(LANES), [block_source, block_target])
         row, row_target = rows.values
+        panel = row
         for group in range(num_groups):
-            halves = [emit.load_floats(row, (2 * group + half) * _VECTOR_BYTES) * factors for half in range(2)]
+            halves = [emit.load_floats(panel, half * _VECTOR_BYTES) * factors for half in range(2)]
             for part, pairs in enumerate(split_pair(emit, *halves)):
                 emit.store(pairs.value, row_target, group * GROUP_BYTES + part * SQUARE_BYTES)
-        after = rows.close([emit.at(row, distance), emit.at(row_target, ROW_BYTES)])[0]
+            panel = emit.at(panel, distance)
+        after = rows.close([emit.at(row, PANEL_ROW_BYTES), emit.at(row_target, ROW_BYTES)])[0]
         blocks.close([after, emit.at(block_target, block)])
         return context.get_dummy_value()
 
@@ -154,9 +159,9 @@ def pack_queries(
 
 @intrinsic(prefer_literal=True)
 def pack_keys(
-    typing_context: Any, head_dim: Any, source: Any, stride: Any, target: Any, tile_bytes: Any
+    typing_context: Any, head_dim: Any, source: Any, panel_bytes: Any, target: Any, tile_bytes: Any
 ) -> tuple[Any, Any]:
-    """32 rows of `head_dim` (a constant) float32 as two tiles of weights, of which they are the outputs."""
+    """32 rows of `head_dim` (a constant) float32 in panels, the outputs of two tiles of weights."""
     num_groups = head_dim.literal_value // GROUP
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
@@ -172,13 +177,12 @@ def pack_keys(
             pairs = split_pair(emit, emit.load_floats(row), emit.load_floats(row, _VECTOR_BYTES))
             for part in range(2):
                 lines[part].append(pairs[part])
-            row = emit.at(row, distance)
+            row = emit.at(row, PANEL_ROW_BYTES)
         for part in range(2):
             for index, line in enumerate(_transposed(emit, lines[part])):
                 emit.store(line.value, group_target, part * SQUARE_BYTES + index * ROW_BYTES)
-        groups.close([emit.at(group_source, 2 * _VECTOR_BYTES), emit.at(group_target, GROUP_BYTES)])
-        following = emit.at(tile_source, builder.mul(distance, INT64(LANES)))
-        tiles.close([following, emit.at(tile_target, tile)])
+        groups.close([emit.at(group_source, distance), emit.at(group_target, GROUP_BYTES)])
+        tiles.close([emit.at(tile_source, LANES * PANEL_ROW_BYTES), emit.at(tile_target, tile)])
         return context.get_dummy_value()
 
     return types.void(head_dim, *[types.int64] * 4), generate
@@ -186,24 +190,25 @@ def pack_keys(
 
 @intrinsic(prefer_literal=True)
 def pack_values(
-    typing_context: Any, head_dim: Any, source: Any, stride: Any, target: Any, tile_bytes: Any
+    typing_context: Any, head_dim: Any, source: Any, panel_bytes: Any, target: Any, tile_bytes: Any
 ) -> tuple[Any, Any]:
-    """32 rows of `head_dim` (a constant) float32 as one group of each tile of weights, of which they are the inputs."""
+    """32 rows of `head_dim` (a constant) float32 in panels, the inputs of one group of each tile of weights."""
     num_tiles = head_dim.literal_value // LANES
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
         emit = Emitter(builder)
         address, distance, place, tile = arguments[1:]
-        half = builder.mul(distance, INT64(LANES))
         rows = Loop(emit, INT64(LANES), [address, place])
         row, line = rows.values
-        line_target = line
+        panel, line_target = row, line
         for index in range(num_tiles):
-            halves = [emit.load_floats(start, index * _VECTOR_BYTES) for start in (row, emit.at(row, half))]
+            offset = index % 2 * _VECTOR_BYTES
+            halves = [emit.load_floats(panel, offset + half * LANES * PANEL_ROW_BYTES) for half in range(2)]
             for part, pairs in enumerate(split_pair(emit, *halves)):
                 emit.store(pairs.value, line_target, part * SQUARE_BYTES)
             line_target = emit.at(line_target, tile)
-        rows.close([emit.at(row, distance), emit.at(line, ROW_BYTES)])
+            panel = emit.at(panel, distance) if index % 2 else panel
+        rows.close([emit.at(row, PANEL_ROW_BYTES), emit.at(line, ROW_BYTES)])
         return context.get_dummy_value()
 
     return types.void(head_dim, *[types.int64] * 4), generate

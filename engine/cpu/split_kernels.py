@@ -20,15 +20,16 @@ _PIECE_ROWS = 8 * LANES
 
 
 def split_matrix(has_gelu: bool) -> Body:
-    """Arguments: activations, weights, bias, output and its stride, groups, tiles of 32 outputs, which step number
-    counts rows.
+    """Arguments: activations, weights, bias, output and its stride, bytes from one tile of 32 outputs to the next,
+    groups, tiles, which step number counts rows.
 
     With GELU the output is packed activations, and its stride is that of a block of sixteen rows.
     """
     is_packed = int(has_gelu)
 
     def kernel(arguments, step, rank, size):
-        activations, weights, bias, output, stride, groups, num_tiles, rows_at = read_arguments(arguments, 8)
+        numbers = read_arguments(arguments, 9)
+        activations, weights, bias, output, stride, distance, groups, num_tiles, rows_at = numbers
         num_rows = int64s(step, 8)[rows_at]
         block_bytes = groups * GROUP_BYTES
         tile_bytes = 2 * block_bytes
@@ -49,10 +50,7 @@ def split_matrix(has_gelu: bool) -> Body:
                 for tile in range(first, last):
                     matrix = weights + tile * tile_bytes
                     added = bias + tile * TILE_OUTPUTS * 4
-                    if is_packed:
-                        place = output + block * stride + tile * GROUP_BYTES
-                    else:
-                        place = output + row * stride + tile * TILE_OUTPUTS * 4
+                    place = output + (block if is_packed else row) * stride + tile * distance
                     # How many blocks a tile has is a constant to the compiler.
                     if end - row > LANES:
                         split_tile(2, is_packed, values, matrix, added, place, stride, groups)

@@ -14,3 +14,7 @@ SQUARE_BYTES = 1024
 """One register of the unit: sixteen rows of 32 bfloat16."""
 GROUP_BYTES = 2 * SQUARE_BYTES
 """The high and low parts of sixteen rows, or outputs, of one group."""
+
+PANEL_ROW_BYTES = 4 * TILE_OUTPUTS
+"""Rows of queries, keys and values come in panels of 32 float32, all rows of a panel end to end: a head then reads
+memory in order, and not some lines of each page."""

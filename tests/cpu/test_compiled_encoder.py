@@ -98,14 +98,20 @@ class Attention:
         width = num_heads * head_dim
         recorder = Recorder(Capacity(MAX_TOKENS, MAX_TEXTS, MAX_TEXTS), NO_ROWS, size)
         ops = CompiledEncoderOps()
-        qkv = recorder.buffer(3 * width)
+        # As `ops.linear` leaves them: in panels of 32 columns, or row by row.
+        self._panels = torch.zeros(3 * width // 32, MAX_TOKENS, 32) if activations.splits_floats() else None
+        if self._panels is not None:
+            qkv = recorder.panels(3 * width, recorder.address(self._panels))
+        else:
+            qkv = recorder.buffer(3 * width)
         attention = CompiledRaggedAttention(num_heads, head_dim, LONGEST, recorder)
         with ops.recording(recorder):
-            output = ops.linear(attention.attend(qkv), ops.pack([torch.eye(width)]), None)
+            output = ops.linear_rows(attention.attend(qkv), ops.pack([torch.eye(width)]), None)
         self._shape = num_heads, head_dim
         self._program = recorder.finish()
         self._sequences = recorder.sequence_records
-        self._qkv, self._output = recorder.view(qkv), recorder.view(output)
+        self._output = recorder.view(output)
+        self._qkv = recorder.view(qkv) if self._panels is None else self._panels
         self._team = TEAMS[size]
 
     def run(self, texts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -116,7 +122,11 @@ class Attention:
         self._sequences[: len(lengths), SEQUENCE_TOKENS] = lengths
         self._sequences[: len(lengths), SEQUENCE_FIRST] = np.cumsum([0, *lengths])[:-1]
         self._qkv.fill_(float("nan"))
-        self._qkv[: sum(lengths)] = torch.cat(list(texts))
+        rows = torch.cat(list(texts))
+        if self._panels is None:
+            self._qkv[: sum(lengths)] = rows
+        else:
+            self._qkv[:, : sum(lengths)] = rows.unflatten(1, (-1, 32)).transpose(0, 1)
         self._program.run(self._team, step)
         return list(self._output[: sum(lengths)].clone().split(lengths))
 
