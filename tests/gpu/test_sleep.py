@@ -84,7 +84,9 @@ def test_a_sleeper_gives_its_memory_back_and_takes_it_again(large: LLM) -> None:
 @pytest.mark.usefixtures("alone_on_the_gpu")
 def test_what_cannot_wake_sleeps_on(large: LLM) -> None:
     engine = large.engine
-    expected = run(engine, prompts(3, max_tokens=20, longest=60))
+    # Prompts that no test has run before: with a cached prefix the last bits would be others than after a sleep.
+    wanted = prompts(3, max_tokens=20, longest=60, seed=1)
+    expected = run(engine, wanted)
     engine.sleep()
     driver = cuda_driver_for(torch.device("cuda:0"))
     assert driver is not None
@@ -96,7 +98,7 @@ def test_what_cannot_wake_sleeps_on(large: LLM) -> None:
     assert engine.memory().is_asleep
     others.unmap_all()
     engine.wake(large.facts.num_kv_blocks)
-    assert run(engine, prompts(3, max_tokens=20, longest=60)) == expected
+    assert run(engine, wanted) == expected
 
 
 @pytest.mark.gpu
