@@ -76,10 +76,12 @@ def check_shares(
         share = default_share if resident.share is None else resident.share
         if share is None:
             continue
-        everywhere.append((resident.model, share))
-        if resident.device not in (None, "auto"):
-            placed[_ordinal(resident.device)].append((resident.model, share))
-        _check_sum(everywhere[-1:], limit, "one device")
+        _check_sum([(resident.model, share)], limit, "one device")
+        wish = None if resident.device in (None, "auto") else _ordinal(resident.device)
+        if wish is not None:
+            placed[wish].append((resident.model, share))
+        if wish is None or wish in devices:
+            everywhere.append((resident.model, share))
     for device, shares in placed.items():
         _check_sum(shares, limit, device)
     # Which of several devices the others go to is the planner's choice; all of them together is what is certain.
@@ -117,7 +119,8 @@ def _resident_of_table(table: Any, origin: str) -> ResidentSettings:
 
 def _checked(resident: ResidentSettings, origin: str) -> ResidentSettings:
     def refuse(reason: str) -> SettingsError:
-        return SettingsError(f"The resident model {resident.model} ({origin}) is not usable: {reason}.")
+        name = resident.model or "without a name"
+        return SettingsError(f"The resident model {name} ({origin}) is not usable: {reason}.")
 
     try:
         parse_model_name(resident.model)

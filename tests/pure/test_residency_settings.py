@@ -82,7 +82,7 @@ def test_a_name_with_its_share(written: str, model: str, share: float | None) ->
         (["qwen3:4b=0"], "its share is 0"),
         (["qwen3:4b=nan"], "its share is nan"),
         (["no name"], "not a model name"),
-        ([""], "must not be empty"),
+        ([""], "model without a name .*must not be empty"),
         (["smollm2:135m", "SmolLM2:135m=0.1"], "smollm2:135m is named twice"),
         ("smollm2:135m", "is not a list of models.*\\[\\[resident\\]\\]"),
         ([1], "neither a name nor a table"),
@@ -128,6 +128,14 @@ def test_one_device_may_be_overfull_while_another_is_empty() -> None:
     with pytest.raises(SettingsError, match=r"cuda:0 come to 0\.5 "):
         check_shares(models, limit=0.92, default_share=None, devices=("cuda:0", "cuda:1"))
     check_shares(models[1:], limit=0.92, default_share=None, devices=("cuda:0", "cuda:1"))
+
+
+def test_what_goes_to_ram_takes_nothing_of_the_gpus() -> None:
+    models = (resident("a", 0.9), resident("b", 0.5, "cpu"))
+
+    check_shares(models, limit=0.92, default_share=None, devices=("cuda:0",))
+    with pytest.raises(SettingsError, match=r"= 1\.4"):
+        check_shares(models, limit=0.92, default_share=None, devices=("cpu",))
 
 
 def test_models_without_a_share_have_that_of_all() -> None:
