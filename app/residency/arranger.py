@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 
 from app.residency.events import EventLog
 from app.residency.ledger import Ledger, Overdrawn
@@ -153,7 +154,8 @@ class Arranger:
         now = asyncio.get_running_loop().time()
         if slot.phase is Phase.COLD:
             if slot.need is None:
-                slot.need = await self._need_of(slot, devices)
+                need = await self._need_of(slot, devices)
+                slot.need = replace(need, fixed_bytes=slot.measured_bytes or need.fixed_bytes)
             return place(
                 slot.name,
                 slot.need,

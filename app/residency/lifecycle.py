@@ -94,7 +94,7 @@ class Lifecycle:
     def _settle(self, slot: Slot, model: ResidentModel) -> None:
         """A worker is ready: note what it holds, and let everybody in."""
         slot.model = model
-        slot.load_seconds = model.facts.load_seconds
+        slot.load_seconds, slot.measured_bytes = model.facts.load_seconds, model.fixed_bytes
         slot.asleep_bytes = slot.host_bytes = 0
         self._ledger.correct(slot.name, model.fixed_bytes + model.kv_bytes)
         self._run(self._watch(slot, model))

@@ -73,6 +73,8 @@ class Slot:
         self.model: ResidentModel | None = None
         self.device = ""
         self.need: Need | None = None
+        self.measured_bytes = 0
+        """What its last worker held besides its KV cache: better than any estimate."""
         self.num_attempts = 0
         self.asleep_bytes = 0
         self.host_bytes = 0

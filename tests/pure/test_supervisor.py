@@ -455,6 +455,21 @@ def test_a_worker_that_finds_the_plan_too_small_gets_more() -> None:
     assert kinds(fleet).count("fail") == 0
 
 
+def test_what_a_worker_really_held_counts_more_than_the_estimate() -> None:
+    """A share that is enough for a model that is there is enough for it after its worker has died, too."""
+    fleet = fleet_of(1)
+    fleet.models["m0"].real_fixed_bytes = GIB
+
+    async def scene() -> None:
+        await fleet.ask("m0")
+        await fleet.supervisor.set_share("m0", 0.25)
+        fleet.workers[0].kill()
+        await fleet.ask("m0")
+        assert state_of(fleet, "m0").share_in_force == pytest.approx(0.25, abs=0.01)
+
+    play(fleet, scene())
+
+
 def test_stopping_ends_requests_and_those_in_line() -> None:
     fleet = fleet_of(2)
 
