@@ -62,7 +62,7 @@ def need_of(model: Footprint, traffic: Traffic | None = None, *, is_gpu: bool = 
     context.  Most: as many of those as the engine runs at once.
     """
     if not model.kv_bytes_per_token or not model.context:
-        return Need(model.fixed_bytes, 0, 0, 0)
+        return Need(model.fixed_bytes, 0, 0, 0, certain_bytes=model.weight_bytes)
     known = traffic if traffic is not None and traffic.num_requests >= ENOUGH_REQUESTS else None
     usual = known.conversation_tokens if known else USUAL_CONVERSATION_TOKENS
     concurrency = min((known.peak_concurrency if known else None) or USUAL_CONCURRENCY, model.num_sequences)
@@ -71,4 +71,5 @@ def need_of(model: Footprint, traffic: Traffic | None = None, *, is_gpu: bool = 
     wanted = max(concurrency * least, whole)
     if not is_gpu:
         wanted = max(least, min(wanted, CPU_MAX_CACHE_BYTES))
-    return Need(model.fixed_bytes, least, wanted, max(wanted, model.num_sequences * whole))
+    most = max(wanted, model.num_sequences * whole)
+    return Need(model.fixed_bytes, least, wanted, most, certain_bytes=model.weight_bytes + model.kv_bytes(1))

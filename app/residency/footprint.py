@@ -115,7 +115,7 @@ class Footprint:
     def context_within(self, budget_bytes: int) -> int:
         """Tokens of one conversation for which a budget has room, up to the whole context."""
         if not self.kv_bytes_per_token:
-            return self.context
+            return self.context if self.fixed_bytes <= budget_bytes else 0
         blocks = max(0, budget_bytes - self.fixed_bytes) // (BLOCK_SIZE * self.kv_bytes_per_token)
         return min(self.context, blocks * BLOCK_SIZE)
 

@@ -109,7 +109,7 @@ class Lifecycle:
             return False
         had = placement.budget_bytes
         fixed = max(slot.need.fixed_bytes * 3 // 2, had - placement.kv_bytes + had // 2)
-        slot.need = replace(slot.need, fixed_bytes=fixed)
+        slot.need = replace(slot.need, fixed_bytes=fixed, certain_bytes=None)
         self._events.record("load", slot.name, f"It needs more than the {memory_text(had)} that it had; it gets more.")
         return True
 

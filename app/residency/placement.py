@@ -113,7 +113,8 @@ class _Search:
         found = self._find(least, wanted)
         if found is None and self.share is not None and self.device.others_bytes:
             # What other programs hold shortens a share; the sum of the shares is no reason to.
-            found = self._find(max(self.need.least_bytes, wanted - self.device.others_bytes), wanted)
+            least_of_all = min(least, max(self.need.least_bytes, wanted - self.device.others_bytes))
+            found = self._find(least_of_all, wanted)
         return found or self._no_room(least)
 
     def cost(self, placement: Placement) -> tuple[float, int, int, int]:
@@ -123,11 +124,12 @@ class _Search:
         return value, len(placement.actions), -placement.kv_bytes, -self._free(self.tenants)
 
     def _goals(self) -> tuple[int, int]:
-        """What the model must have, and what it is to have: a share is both."""
+        """What the model must have, and what it is to have: a share is both, as is a device that is barely enough."""
+        need, limit = self.need, self.device.limit_bytes
         if self.share is not None:
             budget = self.device.share_bytes(self.share)
             return budget, budget
-        return self.need.least_bytes, self.need.fixed_bytes + max(self.need.least_kv_bytes, self.need.wanted_kv_bytes)
+        return min(need.least_bytes, limit), need.fixed_bytes + max(need.least_kv_bytes, need.wanted_kv_bytes)
 
     def _find(self, least: int, wanted: int) -> Placement | None:
         found = self._beside(self.tenants, least, wanted)
@@ -180,7 +182,7 @@ class _Search:
         return min(tenant.kv_bytes, max(kv_bytes, tenant.needed_kv_bytes, entitled))
 
     def _placed(self, budget: int, shrinks: Sequence[Shrink], wanted: int, free: int) -> Placement:
-        kv_bytes = min(budget - self.need.fixed_bytes, max(self.need.most_kv_bytes, self.need.least_kv_bytes))
+        kv_bytes = min(max(0, budget - self.need.fixed_bytes), max(self.need.most_kv_bytes, self.need.least_kv_bytes))
         by_name = {tenant.name: tenant for tenant in self.tenants}
         reasons = [self._why_shrunk(by_name[shrink.name], shrink, budget, free) for shrink in shrinks]
         if budget < wanted:
@@ -207,8 +209,7 @@ class _Search:
 
     def _never_fits(self) -> NoRoom | None:
         """The refusal of a model that could not run if it had the device, or its share, for itself."""
-        device, needed = self.device, self.need.least_bytes
-        least_share = device.share_of(needed)
+        device, needed = self.device, self.need.refused_below_bytes
         if needed > device.limit_bytes:
             return NoRoom(
                 f"{self.name} needs at least {memory_text(needed)} and models may have "
@@ -222,13 +223,17 @@ class _Search:
         if self.share is not None and device.share_bytes(self.share) < needed:
             return NoRoom(
                 f"{self.name} needs at least {memory_text(needed)} of {device.name} and its share of {self.share:g} "
-                f"is {memory_text(device.share_bytes(self.share))}; a share of {least_share:g} is enough.",
-                least_share=least_share,
+                f"is {memory_text(device.share_bytes(self.share))}; a share of {self._least_share():g} is enough.",
+                least_share=self._least_share(),
                 could_wait=False,
                 device=device.name,
                 short_bytes=needed - device.share_bytes(self.share),
             )
         return None
+
+    def _least_share(self) -> float:
+        """The share that is enough, or the largest there can be, where that may be."""
+        return min(self.device.share_of(self.need.least_bytes), self.device.limit)
 
     def _no_room(self, least: int) -> NoRoom:
         """The refusal where others are in the way: who they are, and what would help."""
@@ -246,7 +251,7 @@ class _Search:
             f"{self.name} needs {memory_text(least)} of {device.name}{self._because_of_share()} and "
             f"{memory_text(available)} can be made free{self._who_stays(staying)}; "
             f"{self._what_to_do(staying, available, could_wait)}.",
-            least_share=device.share_of(self.need.least_bytes),
+            least_share=self._least_share(),
             could_wait=could_wait,
             device=device.name,
             short_bytes=least - free - freed,

@@ -13,7 +13,7 @@ from typing import Literal
 
 from app.residency.demand import need_of
 from app.residency.footprint import BLOCK_SIZE, Footprint, Host, footprint
-from app.residency.memory import DeviceMemory
+from app.residency.memory import DeviceMemory, is_gpu
 from app.residency.placement import place
 from app.residency.tenants import DeviceShare, Need, NoRoom, Tenant
 from engine.api.config import Quantization
@@ -146,7 +146,8 @@ def _first(wish: Wish, device: DeviceShare, tenants: Sequence[Tenant], options: 
 
 def _other(wish: Wish, device: DeviceShare, tenants: Sequence[Tenant]) -> ModelPlan:
     model = _footprint(wish.facts, device, Options())
-    need = need_of(model, is_gpu=device.name != "cpu")
+    # Where the estimate leaves no room, the daemon would try; a plan goes by the estimate.
+    need = replace(need_of(model, is_gpu=is_gpu(device.name)), certain_bytes=None)
     return _planned(wish, model, need, device, tenants, BLOCK_SIZE)
 
 

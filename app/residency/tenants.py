@@ -59,16 +59,24 @@ class Need:
 
     `fixed_bytes` is everything besides the KV cache.  Of that, `least_kv_bytes` lets it serve one usual
     conversation, `wanted_kv_bytes` is for its traffic, and more than `most_kv_bytes` it could never fill.
+    `certain_bytes` is given where `fixed_bytes` is an estimate: with less than that the model cannot run for
+    certain, with more its worker may try.
     """
 
     fixed_bytes: int
     least_kv_bytes: int
     wanted_kv_bytes: int
     most_kv_bytes: int
+    certain_bytes: int | None = None
 
     @property
     def least_bytes(self) -> int:
         return self.fixed_bytes + self.least_kv_bytes
+
+    @property
+    def refused_below_bytes(self) -> int:
+        """With less there is no use in trying."""
+        return self.least_bytes if self.certain_bytes is None else min(self.certain_bytes, self.least_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

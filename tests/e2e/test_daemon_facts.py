@@ -81,15 +81,28 @@ async def test_weights_that_this_device_cannot_hold_are_refused(
     assert hub.sent_bytes < 1_000_000
 
 
-async def test_a_context_that_will_be_short_is_told(http: httpx.AsyncClient, hub: FakeHub, tmp_path: Path) -> None:
-    sizes = {"hidden_size": 4096, "num_attention_heads": 32, "num_hidden_layers": 32}
+async def test_a_context_that_will_be_short_is_told(hub: FakeHub, tmp_path: Path) -> None:
+    sizes = {"hidden_size": 4096, "num_attention_heads": 32, "num_hidden_layers": 128}
     add_model(hub, tmp_path, **sizes)
+    memory = {"QUIRE_TEST_MEMORY_BYTES": str(5 * MEMORY_BYTES)}
+
+    with running_daemon(tmp_path / "roomy", HF_ENDPOINT=hub.endpoint, **memory) as daemon:
+        async with httpx.AsyncClient(base_url=daemon.base_url, trust_env=False, timeout=30) as http:
+            lines = await pull(http)
+
+    assert lines[-1] == {"status": "success"}
+    told = [line["status"] for line in lines if "whole context" in line["status"]]
+    assert len(told) == 1 and "and cpu has 1 GB; the model will run with a context of about" in told[0]
+
+
+async def test_a_model_that_may_not_start_is_told(http: httpx.AsyncClient, hub: FakeHub, tmp_path: Path) -> None:
+    add_model(hub, tmp_path)
 
     lines = await pull(http)
 
     assert lines[-1] == {"status": "success"}
-    told = [line["status"] for line in lines if "whole context" in line["status"]]
-    assert len(told) == 1 and "needs about 336 MB" in told[0]
+    told = [line["status"] for line in lines]
+    assert any("it may not start, so choose a smaller model." in status for status in told), told
 
 
 async def test_a_gguf_model_in_parts_is_pulled_and_shown_whole(http: httpx.AsyncClient, hub: FakeHub) -> None:

@@ -143,6 +143,18 @@ def test_a_share_that_is_too_small_names_the_one_that_is_enough() -> None:
     )
 
 
+def test_an_estimate_alone_refuses_nobody() -> None:
+    """Only the weights are certain: with a share between those and the estimate, the worker may try."""
+    estimated = replace(need(4), certain_bytes=3 * GIB)
+    tried = placed(place_new(estimated, share=0.15))
+    assert (tried.budget_bytes, tried.kv_bytes) == (int(24 * GIB * 0.15), 0)
+    refusal = refused(place_new(estimated, share=0.1))
+    assert "needs at least 3.0 GiB" in refusal.sentence and "a share of 0.21 is enough" in refusal.sentence
+    whole = placed(place_new(replace(need(30), certain_bytes=20 * GIB), [tenant("a", 4, 1)]))
+    assert (whole.budget_bytes, whole.actions) == (int(24 * GIB * 0.92), (Unload("a"),))
+    assert refused(place_new(replace(need(30), certain_bytes=23 * GIB))).least_share is None
+
+
 def test_what_other_programs_hold_shortens_a_share() -> None:
     device = replace(GPU, others_bytes=4 * GIB)
     found = placed(place_new(need(4), share=0.9, devices=[device]))
@@ -206,8 +218,8 @@ devices = st.builds(
     DeviceShare, st.just("d"), st.integers(1, 60), st.integers(0, 20), st.sampled_from([0.5, 0.92, 1.0])
 )
 needs = st.builds(
-    lambda fixed, least, wanted, most: Need(fixed, least, least + wanted, least + wanted + most),
-    st.integers(0, 40), sizes, sizes, sizes,
+    lambda fixed, least, wanted, most, certain: Need(fixed, least, least + wanted, least + wanted + most, certain),
+    st.integers(0, 40), sizes, sizes, sizes, st.none() | st.integers(0, 40),
 )  # fmt: skip
 
 
@@ -277,7 +289,9 @@ def test_no_device_is_promised_beyond_what_is_usable(
     after = carried_out(tenants, found)
     reserved = sum(one.reserved_bytes(device) for one in after)
     assert reserved + found.budget_bytes <= device.usable_bytes
-    assert found.budget_bytes >= wants.fixed_bytes + max(found.kv_bytes, wants.least_kv_bytes)
+    assert found.budget_bytes >= wants.refused_below_bytes
+    if wants.certain_bytes is None:
+        assert found.budget_bytes >= wants.fixed_bytes + max(found.kv_bytes, wants.least_kv_bytes)
     if share is not None:
         assert found.budget_bytes <= device.share_bytes(share)
     assert 0 <= found.kv_bytes <= wants.most_kv_bytes
@@ -311,7 +325,7 @@ def test_nobody_leaves_in_vain_nor_in_place_of_one_of_less_value(
     if isinstance(found, NoRoom):
         return
     gone = {action.name for action in found.actions if not isinstance(action, Shrink)}
-    least = wants.least_bytes
+    least = min(wants.least_bytes, device.limit_bytes)
     if share is not None:
         full = device.share_bytes(share)
         # A share that other programs shorten was not to be had in full, whoever left.
@@ -334,18 +348,18 @@ def test_a_refusal_is_true(wants: Need, share: float | None, device: DeviceShare
     found = place_new(wants, tenants, share=share, devices=[device])
     if isinstance(found, Placement):
         return
-    least = device.share_bytes(share) if share is not None else wants.least_bytes
+    least = device.share_bytes(share) if share is not None else min(wants.least_bytes, device.limit_bytes)
     everybody = {one.name for one in tenants if may_leave(one)}
-    if wants.least_bytes <= min(least, device.limit_bytes):
+    if wants.refused_below_bytes <= min(least, device.limit_bytes):
         assert room_without(everybody, tenants, device) < least
     idle = [replace(one, is_busy=False, kv_used_bytes=0) for one in tenants]
     not_kept = {one.name for one in tenants if not one.is_pinned}
     if found.could_wait:
         assert room_without(not_kept, idle, device) >= least
-    if found.least_share is not None and found.least_share <= device.limit:
+    if found.least_share is not None:
         alone = replace(device, others_bytes=0)
         assert isinstance(place_new(wants, share=found.least_share, devices=[alone]), Placement)
-        if found.least_share >= 0.02:
+        if wants.certain_bytes is None and found.least_share >= 0.02:
             less = round(found.least_share - 0.01, 2)
             assert isinstance(place_new(wants, share=less, devices=[alone]), NoRoom)
 
