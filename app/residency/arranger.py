@@ -154,8 +154,9 @@ class Arranger:
         now = asyncio.get_running_loop().time()
         if slot.phase is Phase.COLD:
             if slot.need is None:
-                need = await self._need_of(slot, devices)
-                slot.need = replace(need, fixed_bytes=slot.measured_bytes or need.fixed_bytes)
+                slot.need = await self._need_of(slot, devices)
+                if slot.measured_bytes:
+                    slot.need = replace(slot.need, fixed_bytes=slot.measured_bytes, certain_bytes=None)
             return place(
                 slot.name,
                 slot.need,
