@@ -3,12 +3,13 @@
     python benchmarks/residency.py --chat A --embedder B --second C --sleeper D
 
 Starts a daemon of its own with `--load-format dummy` unless `--load-format auto` is given: directories with config.json
-and a tokenizer are enough.  Prints four tables:
+and a tokenizer are enough.  Prints five tables:
 
   split    all three loaded and asked at once: the device's memory against the sum of the budgets
   alone    throughput of the chat model with the others resident and idle, against alone
   resplit  the chat model's share moved down and up while it is asked: seconds, and failed requests
   sleep    a model put to sleep and woken: seconds, and the first token of a request that finds it asleep
+  swap     two models of which one fits, asked in turn: the first token, while the other goes to sleep for it
 
 The last line is JSON.
 """
@@ -16,6 +17,7 @@ The last line is JSON.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import random
@@ -42,6 +44,7 @@ from benchmarks.http_load import RequestFailed, Target, closed_loop
 GIB = 2**30
 SHARES = {"chat": 0.5, "embedder": 0.1, "second": 0.3}
 _SAMPLE_S = 0.02
+_QUIET_S = 3.0
 _PROCESSES = 4
 
 
@@ -211,12 +214,24 @@ def measure_split(running: Daemon, arguments: argparse.Namespace, before_bytes: 
 
 
 def measure_alone(running: Daemon, arguments: argparse.Namespace) -> dict[str, Any]:
-    """The chat model's rate with the others resident and idle, and after they are stopped."""
-    chat_rate(running, arguments.chat, 64, 1, -1)
-    beside = [chat_rate(running, arguments.chat, 64, 3, seed) for seed in range(3)]
-    for other in (arguments.embedder, arguments.second):
+    """The chat model's rate beside two idle models, alone, and beside them once more; no prompt comes twice."""
+    seeds = itertools.count(100)
+    others = {arguments.embedder: SHARES["embedder"], arguments.second: SHARES["second"]}
+
+    def rates() -> list[float]:
+        # The first is a warm-up, and then there is a quiet moment, in which workers prepare what they lacked.
+        chat_rate(running, arguments.chat, 64, 1, next(seeds))
+        time.sleep(_QUIET_S)
+        return [chat_rate(running, arguments.chat, 64, 3, next(seeds)) for _ in range(3)]
+
+    beside = rates()
+    for other in others:
         running.call("/api/stop", model=other)
-    alone = [chat_rate(running, arguments.chat, 64, 3, seed) for seed in range(3)]
+    alone = rates()
+    for other, share in others.items():
+        running.call("/api/load", model=other, share=share)
+    time.sleep(2 * _QUIET_S)
+    beside += rates()
     ratio = statistics.median(beside) / statistics.median(alone)
     return {
         "beside_tokens_per_s": [round(rate) for rate in beside],
@@ -268,6 +283,21 @@ def measure_sleep(running: Daemon, arguments: argparse.Namespace, watch: DeviceW
     }
 
 
+def measure_swap(running: Daemon, arguments: argparse.Namespace) -> dict[str, Any]:
+    """First tokens of two models that want 0.6 of the device each, asked in turn."""
+    names = (arguments.chat, arguments.sleeper)
+    for name in names:
+        running.call("/api/load", model=name, share=0.6)
+    firsts: dict[str, list[float]] = {name: [] for name in names}
+    states = set()
+    for _ in range(3):
+        for name in names:
+            firsts[name].append(round(running.first_token_s(name), 3))
+            states.add(tuple(sorted(model["state"] for model in running.models())))
+            time.sleep(0.5)
+    return {"first_token_s": list(firsts.values()), "states": sorted(states)}
+
+
 def show(title: str, rows: dict[str, Any]) -> dict[str, Any]:
     print(f"\n{title}")
     for name, value in rows.items():
@@ -299,8 +329,10 @@ def main() -> None:
         results["split"] = show("split", measure_split(running, arguments, before_bytes))
         results["alone"] = show("alone", measure_alone(running, arguments))
         results["resplit"] = show("resplit", measure_resplit(running, arguments))
-        running.call("/api/stop", model=arguments.chat)
+        for name in (arguments.chat, arguments.embedder, arguments.second):
+            running.call("/api/stop", model=name)
         results["sleep"] = show("sleep", measure_sleep(running, arguments, watch))
+        results["swap"] = show("swap", measure_swap(running, arguments))
     print(json.dumps({"benchmark": "residency", **results}))
 
 
