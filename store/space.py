@@ -37,13 +37,11 @@ def storage_error(error: OSError, directory: Path) -> NotEnoughSpace | DataRootU
     return DataRootUnusable(f"{directory} cannot be written ({reason}); check the disk and its permissions.")
 
 
-def format_bytes(count: int) -> str:
-    """Decimal units, as disks and hubs count."""
-    if count < 1000:
-        return f"{count} bytes"
-    value = float(count)
-    for unit in ("kB", "MB", "GB"):
-        value /= 1000
-        if value < 999.5:
-            return f"{value:.3g} {unit}"
-    return f"{value / 1000:.3g} TB"
+def format_bytes(size_bytes: int) -> str:
+    """94134720 → "94 MB", 4_100_000_000 → "4.1 GB"; decimal units, as disks are sold and hubs count."""
+    size = float(size_bytes)
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(size) < 999.5:
+            return f"{size:.1f} {unit}" if unit == "GB" else f"{size:.0f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"

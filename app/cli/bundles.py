@@ -11,9 +11,10 @@ import typer
 
 from app.cli.failure import CommandFailure
 from app.cli.local_store import changing_store
-from app.cli.output import format_bytes, notice, write_json
+from app.cli.output import notice, write_json
 from app.cli.resident import JsonOption
 from app.cli.store_work import shown_progress
+from store.space import format_bytes
 
 ForceOption = Annotated[bool, typer.Option("--force", help="Replace what is there.")]
 

@@ -11,9 +11,10 @@ import typer
 
 from app.cli.failure import USAGE_EXIT_CODE, CommandFailure
 from app.cli.local_store import open_store
-from app.cli.output import format_bytes, notice, write_json, write_table
+from app.cli.output import notice, write_json, write_table
 from app.cli.pull import OfflineOption
 from app.cli.resident import JsonOption
+from store.space import format_bytes
 
 if TYPE_CHECKING:
     from app.settings import Settings

@@ -11,7 +11,8 @@ import typer
 
 from app.cli.disk import YesOption, data_root_at, stop_daemon_with_leave, warn_of_override
 from app.cli.failure import INTERRUPTED_EXIT_CODE
-from app.cli.output import format_bytes, notice
+from app.cli.output import notice
+from store.space import format_bytes
 
 if TYPE_CHECKING:
     from store.disk.relocate import MoveReport

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from app.cli.output import format_bytes, notice, write_json, write_table
+from app.cli.output import notice, write_json, write_table
+from store.space import format_bytes
 
 if TYPE_CHECKING:
     from app.settings import Settings

@@ -101,8 +101,8 @@ def _remembered(settings: Settings, root: Path) -> Settings:
 
 
 def _warn_if_low(root: Path, disks: Sequence[Disk], free_bytes: int, *, is_used: bool) -> None:
-    from app.cli.output import format_bytes
     from store.disk.filesystems import roomier_disk
+    from store.space import format_bytes
 
     better = roomier_disk(disks, free_bytes)
     if better is not None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from app.cli.local_store import open_store
-from app.cli.output import format_age, format_bytes, notice, write_json, write_table
+from app.cli.output import format_age, notice, write_json, write_table
 from app.cli.resident import JsonOption
+from store.space import format_bytes
 
 
 def list_models(json_output: JsonOption = False) -> None:

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 from app.cli.connection import find_client
 from app.cli.failure import CommandFailure
-from app.cli.output import format_bytes, format_duration, notice, write_json, write_table
+from app.cli.output import format_duration, notice, write_json, write_table
 from app.cli.resident import JsonOption
+from store.space import format_bytes
 
 if TYPE_CHECKING:
     from app.client import QuireClient

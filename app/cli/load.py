@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from app.cli.connection import open_client, require_client
-from app.cli.output import format_bytes, notice, write_json
+from app.cli.output import notice, write_json
 from app.cli.progress import follow, load_view
 from app.cli.resident import JsonOption
+from store.space import format_bytes
 
 if TYPE_CHECKING:
     from app.client import QuireClient

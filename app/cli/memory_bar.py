@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from app.cli.output import display_width, format_bytes
+from app.cli.output import display_width
+from store.space import format_bytes
 
 MODEL_FILLS = "#=+*%@"
 """One for each model in turn; the seventh begins again."""

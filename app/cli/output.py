@@ -91,16 +91,6 @@ def shortened(text: str, num_columns: int) -> str:
     return f"…{text}"
 
 
-def format_bytes(size_bytes: int) -> str:
-    """94134720 → "94 MB", 4_100_000_000 → "4.1 GB"; decimal units, as disks are sold."""
-    size = float(size_bytes)
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 999.5:
-            return f"{size:.1f} {unit}" if unit == "GB" else f"{size:.0f} {unit}"
-        size /= 1000
-    return f"{size:.1f} TB"
-
-
 def format_duration(seconds: float) -> str:
     """100 → "1 min 40 s", 0.3 → "less than a second"."""
     if seconds < 1:

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from app.cli.memory_picture import Bar, memory_picture
 from app.cli.output import write_table, write_text
+from store.space import format_bytes
 
 if TYPE_CHECKING:
     from app.residency.plan import DevicePlan, ModelPlan
     from app.residency.tenants import DeviceShare
 
 _MOST_COLUMNS = 100
-_GIB = 2**30
 
 
 def show_plan(plan: DevicePlan, memory_limit: float, *, is_estimate: bool) -> None:
@@ -25,7 +25,7 @@ def show_plan(plan: DevicePlan, memory_limit: float, *, is_estimate: bool) -> No
     rows = [_row(model) for model in plan.models]
     held, free = plan.held_bytes, plan.device.total_bytes - plan.held_bytes
     if held:
-        rows.append(("free", _share(free, plan.device), "", "", _gib(max(0, free)), "", "", ""))
+        rows.append(("free", _share(free, plan.device), "", "", format_bytes(max(0, free)), "", "", ""))
     write_table(header, rows)
     write_text("\n")
     for line in _picture(plan):
@@ -40,7 +40,7 @@ def show_plan(plan: DevicePlan, memory_limit: float, *, is_estimate: bool) -> No
 def _device_sentence(device: DeviceShare, memory_limit: float) -> str:
     what = f"The GPU {device.name}" if device.name != "cpu" else "RAM"
     sentence = (
-        f"{what} with {_gib(device.total_bytes)}, of which models may have {_gib(device.limit_bytes)} "
+        f"{what} with {format_bytes(device.total_bytes)}, of which models may have {format_bytes(device.limit_bytes)} "
         f"(memory_limit {device.limit:g})."
     )
     if device.limit > memory_limit:
@@ -50,7 +50,7 @@ def _device_sentence(device: DeviceShare, memory_limit: float) -> str:
 
 def _row(model: ModelPlan) -> tuple[str, ...]:
     share = f"{model.share:g}" if model.share is not None else "-"
-    fixed = (_gib(model.footprint.weight_bytes), _gib(model.footprint.workspace.total_bytes))
+    fixed = (format_bytes(model.footprint.weight_bytes), format_bytes(model.footprint.workspace.total_bytes))
     if model.refusal:
         return (model.name, share, *fixed, "no room", "", "", "")
     if not model.num_blocks:
@@ -60,7 +60,7 @@ def _row(model: ModelPlan) -> tuple[str, ...]:
         model.name,
         share,
         *fixed,
-        _gib(model.kv_bytes),
+        format_bytes(model.kv_bytes),
         f"{model.num_tokens:,}",
         _tokens(model.served_len),
         concurrency,
@@ -89,7 +89,7 @@ def _details(plan: DevicePlan) -> list[tuple[str, str]]:
         ("weights", f"{facts.num_parameters:,} parameters, {first.footprint.weight_bytes:,} bytes"),
         (
             "workspace",
-            ", ".join(f"{name} {_gib(size)}" for name, size in parts) + "; an estimate, measured when loaded",
+            ", ".join(f"{name} {format_bytes(size)}" for name, size in parts) + "; an estimate, measured when loaded",
         ),
     ]
     if not first.footprint.kv_bytes_per_token:
@@ -104,10 +104,6 @@ def _details(plan: DevicePlan) -> list[tuple[str, str]]:
             ("concurrency", f"{first.max_concurrency:,.2f}x for {_tokens(first.served_len)} tokens per request"),
         ]
     return details
-
-
-def _gib(size_bytes: int) -> str:
-    return f"{size_bytes / _GIB:.2f} GiB"
 
 
 def _tokens(length: int) -> str:

@@ -14,8 +14,9 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Protocol
 
-from app.cli.output import format_bytes, format_duration, notice, write_json_line
+from app.cli.output import format_duration, notice, write_json_line
 from app.transfer_rate import RateMeter
+from store.space import format_bytes
 
 if TYPE_CHECKING:
     from app.schema.admin import ProgressLine

@@ -12,8 +12,9 @@ import typer
 
 from app.cli.connection import open_client
 from app.cli.failure import INTERRUPTED_EXIT_CODE, USAGE_EXIT_CODE, CommandFailure
-from app.cli.output import format_bytes, notice, write_json, write_json_line
+from app.cli.output import notice, write_json, write_json_line
 from app.cli.progress import Tally, follow, pull_view
+from store.space import format_bytes
 
 if TYPE_CHECKING:
     from app.client import ClientError, QuireClient

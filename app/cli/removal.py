@@ -10,8 +10,9 @@ import typer
 from app.cli.connection import find_client
 from app.cli.failure import CommandFailure
 from app.cli.local_store import changing_store
-from app.cli.output import format_bytes, notice, write_json
+from app.cli.output import notice, write_json
 from app.cli.resident import JsonOption, names_in_memory
+from store.space import format_bytes
 
 if TYPE_CHECKING:
     from app.client import QuireClient

@@ -7,7 +7,8 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from app.cli.memory_bar import FREE_FILL, KEPT_FILL, MODEL_FILLS, OTHERS_FILL, Part, picture
-from app.cli.output import display_width, format_bytes, shortened, table_lines
+from app.cli.output import display_width, shortened, table_lines
+from store.space import format_bytes
 
 if TYPE_CHECKING:
     from app.schema.residency import DeviceSplit, RunningModelEntry

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from app.cli.local_store import open_store
-from app.cli.output import format_bytes, notice, write_json, write_text
+from app.cli.output import notice, write_json, write_text
 from app.cli.remote import look_up
 from app.cli.resident import JsonOption
+from store.space import format_bytes
 
 if TYPE_CHECKING:
     from app.schema.admin import ModelCardDetails

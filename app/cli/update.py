@@ -10,9 +10,10 @@ import typer
 from app.cli.connection import find_client
 from app.cli.failure import CommandFailure
 from app.cli.local_store import changing_store, open_store
-from app.cli.output import format_bytes, notice, write_json, write_table
+from app.cli.output import notice, write_json, write_table
 from app.cli.resident import JsonOption, names_in_memory
 from app.cli.store_work import shown_callbacks
+from store.space import format_bytes
 
 if TYPE_CHECKING:
     from app.settings import Settings

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from app.cli.local_store import changing_store
-from app.cli.output import format_bytes, notice, write_json, write_table
+from app.cli.output import notice, write_json, write_table
 from app.cli.resident import JsonOption
 from app.cli.store_work import shown_progress
+from store.space import format_bytes
 
 if TYPE_CHECKING:
     from store.upkeep.verify import Verdict

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from app.residency.tenants import DeviceShare
-from app.residency.words import memory_text
+from store.space import format_bytes
 
 
 class Overdrawn(Exception):
@@ -58,7 +58,7 @@ class Ledger:
     def reserve(self, name: str, device: DeviceShare, held_bytes: int) -> None:
         """Open an entry for a model that is about to be loaded."""
         if name in self._entries:
-            raise Overdrawn(f"{name} already has an entry of {memory_text(self._entries[name].held_bytes)}.")
+            raise Overdrawn(f"{name} already has an entry of {format_bytes(self._entries[name].held_bytes)}.")
         self._require(name, device, held_bytes)
         self._entries[name] = Entry(name, device.name, held_bytes)
 
@@ -79,7 +79,7 @@ class Ledger:
         entry = self._entry(name)
         if not 0 <= held_bytes <= entry.held_bytes or host_bytes < 0:
             raise Overdrawn(
-                f"{name} would hold {memory_text(held_bytes)} asleep and {memory_text(entry.held_bytes)} awake."
+                f"{name} would hold {format_bytes(held_bytes)} asleep and {format_bytes(entry.held_bytes)} awake."
             )
         self._entries[name] = replace(entry, held_bytes=held_bytes, host_bytes=host_bytes)
 
@@ -100,8 +100,8 @@ class Ledger:
             held = self.held_bytes(device.name)
             if held > device.limit_bytes:
                 raise Overdrawn(
-                    f"Models hold {memory_text(held)} of {device.name}, whose limit is "
-                    f"{memory_text(device.limit_bytes)}."
+                    f"Models hold {format_bytes(held)} of {device.name}, whose limit is "
+                    f"{format_bytes(device.limit_bytes)}."
                 )
 
     def _entry(self, name: str, device: DeviceShare | None = None) -> Entry:
@@ -118,6 +118,6 @@ class Ledger:
         free = self.free_bytes(device)
         if more_bytes > free:
             raise Overdrawn(
-                f"{name} would take {memory_text(more_bytes)} of {device.name}, where {memory_text(max(0, free))} "
+                f"{name} would take {format_bytes(more_bytes)} of {device.name}, where {format_bytes(max(0, free))} "
                 "are free."
             )

@@ -21,11 +21,11 @@ from app.residency.memory import is_gpu
 from app.residency.model_loader import LoadOrder, ModelLoader, ResidentModel
 from app.residency.slot import Phase, Slot
 from app.residency.tenants import DeviceShare, Placement
-from app.residency.words import memory_text
 from app.settings import Settings
 from engine.api.errors import EngineError, InsufficientMemory, WorkerDied
 from engine.api.wire import WorkerMemory
 from store.errors import StoreError
+from store.space import format_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -110,7 +110,7 @@ class Lifecycle:
         had = placement.budget_bytes
         fixed = max(slot.need.fixed_bytes * 3 // 2, had - placement.kv_bytes + had // 2)
         slot.need = replace(slot.need, fixed_bytes=fixed, certain_bytes=None)
-        self._events.record("load", slot.name, f"It needs more than the {memory_text(had)} that it had; it gets more.")
+        self._events.record("load", slot.name, f"It needs more than the {format_bytes(had)} that it had; it gets more.")
         return True
 
     async def _watch(self, slot: Slot, model: ResidentModel) -> None:
@@ -199,7 +199,7 @@ class Lifecycle:
         if slot.model is model and slot.name in self._ledger:
             self._adopt(slot, model, memory)
             if model.kv_bytes != before:
-                change = f"Its KV cache went from {memory_text(before)} to {memory_text(model.kv_bytes)}"
+                change = f"Its KV cache went from {format_bytes(before)} to {format_bytes(model.kv_bytes)}"
                 self.record(slot, "resize", f"{change}: {why}")
 
     def _adopt(self, slot: Slot, model: ResidentModel, memory: WorkerMemory) -> None:
@@ -282,7 +282,7 @@ class Lifecycle:
 
 
 def _why_loaded(slot: Slot, placement: Placement) -> str:
-    why = f"Somebody asked for it; it may take {memory_text(placement.budget_bytes)} of {placement.device}."
+    why = f"Somebody asked for it; it may take {format_bytes(placement.budget_bytes)} of {placement.device}."
     # The reasons behind those of the actions are about this model itself.
     own = placement.reasons[len(placement.actions) :]
     return " ".join((why if slot.num_attempts == 0 else f"Another attempt: {why}", *own))

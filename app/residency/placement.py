@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 
 from app.residency.tenants import DeviceShare, Need, NoRoom, Placement, Shrink, Sleep, Tenant, Unload
 from app.residency.victims import choose_sleepers, choose_victims, keep_value, may_leave
-from app.residency.words import list_text, memory_text, span_text
+from app.residency.words import list_text, span_text
+from store.space import format_bytes
 
 
 def place(
@@ -188,7 +189,7 @@ class _Search:
         if budget < wanted:
             why = "other programs hold the rest" if self.share is not None else "others use the rest"
             reasons.append(
-                f"{self.name} gets {memory_text(budget)} of {self.device.name} instead of {memory_text(wanted)}, "
+                f"{self.name} gets {format_bytes(budget)} of {self.device.name} instead of {format_bytes(wanted)}, "
                 f"because {why}."
             )
         return Placement(self.device.name, budget, kv_bytes, tuple(shrinks), tuple(reasons))
@@ -199,12 +200,12 @@ class _Search:
         return f"{victim.name} was {what} (idle for {idle}) because {self._shortage(least, free)}."
 
     def _why_shrunk(self, tenant: Tenant, shrink: Shrink, budget: int, free: int) -> str:
-        given = memory_text(tenant.kv_bytes - shrink.kv_bytes)
+        given = format_bytes(tenant.kv_bytes - shrink.kv_bytes)
         return f"{tenant.name} gave {given} of KV cache it does not use because {self._shortage(budget, free)}."
 
     def _shortage(self, needed: int, free: int) -> str:
         return (
-            f"{self.name} needs {memory_text(needed)} of {self.device.name} and {memory_text(max(0, free))} were free"
+            f"{self.name} needs {format_bytes(needed)} of {self.device.name} and {format_bytes(max(0, free))} were free"
         )
 
     def _never_fits(self) -> NoRoom | None:
@@ -212,8 +213,8 @@ class _Search:
         device, needed = self.device, self.need.refused_below_bytes
         if needed > device.limit_bytes:
             return NoRoom(
-                f"{self.name} needs at least {memory_text(needed)} and models may have "
-                f"{memory_text(device.limit_bytes)} of {device.name} in all; choose a smaller model, or a lower "
+                f"{self.name} needs at least {format_bytes(needed)} and models may have "
+                f"{format_bytes(device.limit_bytes)} of {device.name} in all; choose a smaller model, or a lower "
                 "max_num_seqs.",
                 least_share=None,
                 could_wait=False,
@@ -222,8 +223,8 @@ class _Search:
             )
         if self.share is not None and device.share_bytes(self.share) < needed:
             return NoRoom(
-                f"{self.name} needs at least {memory_text(needed)} of {device.name} and its share of {self.share:g} "
-                f"is {memory_text(device.share_bytes(self.share))}; a share of {self._least_share():g} is enough.",
+                f"{self.name} needs at least {format_bytes(needed)} of {device.name} and its share of {self.share:g} "
+                f"is {format_bytes(device.share_bytes(self.share))}; a share of {self._least_share():g} is enough.",
                 least_share=self._least_share(),
                 could_wait=False,
                 device=device.name,
@@ -248,8 +249,8 @@ class _Search:
         could_wait = self.may_evict and free + freed_when_idle >= least
         available = max(0, free + freed)
         return NoRoom(
-            f"{self.name} needs {memory_text(least)} of {device.name}{self._because_of_share()} and "
-            f"{memory_text(available)} can be made free{self._who_stays(staying)}; "
+            f"{self.name} needs {format_bytes(least)} of {device.name}{self._because_of_share()} and "
+            f"{format_bytes(available)} can be made free{self._who_stays(staying)}; "
             f"{self._what_to_do(staying, available, could_wait)}.",
             least_share=self._least_share(),
             could_wait=could_wait,
@@ -271,11 +272,11 @@ class _Search:
         """`, since a keeps 12.0 GiB (pinned) and other programs use 2.0 GiB`."""
         kept = {one.name: one.reserved_bytes(self.device) - one.kv_bytes + self._kept_kv(one, 0) for one in staying}
         keeps = [
-            f"{one.name} keeps {memory_text(kept[one.name])} ({_why_it_stays(one)})"
+            f"{one.name} keeps {format_bytes(kept[one.name])} ({_why_it_stays(one)})"
             for one in sorted(staying, key=lambda one: -kept[one.name])
         ]
         if self.device.others_bytes:
-            keeps.append(f"other programs use {memory_text(self.device.others_bytes)}")
+            keeps.append(f"other programs use {format_bytes(self.device.others_bytes)}")
         return f", since {list_text(keeps)}" if keeps else ""
 
     def _what_to_do(self, staying: Sequence[Tenant], available: int, could_wait: bool) -> str:

@@ -14,9 +14,9 @@ from app.residency.demand import need_of
 from app.residency.memory import is_gpu
 from app.residency.plan import DevicePlan, Wish, plan_device
 from app.residency.tenants import NoRoom
-from app.residency.words import GIB, memory_text
 from store.facts import ModelFacts
 from store.shape import dtype_bytes
+from store.space import format_bytes
 
 _FEW_SEQUENCES = 16
 _GPU_SIZES_GIB = (4, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 141, 192, 288)
@@ -65,8 +65,8 @@ def changes(plan: DevicePlan) -> list[str]:
         return [other.refusal.sentence for other in plan.models[1:] if other.refusal]
     if plan.held_bytes > device.limit_bytes:
         return [
-            f"So many blocks need {memory_text(plan.held_bytes)} and models may have "
-            f"{memory_text(device.limit_bytes)}; plan fewer blocks, or more memory."
+            f"So many blocks need {format_bytes(plan.held_bytes)} and models may have "
+            f"{format_bytes(device.limit_bytes)}; plan fewer blocks, or more memory."
         ]
     if first.refusal is None:
         return _for_the_whole_context(plan)
@@ -86,7 +86,7 @@ def _why_no_room(plan: DevicePlan, refusal: NoRoom) -> str:
         return refusal.sentence
     left = needed - refusal.short_bytes
     of_share = "" if first.share is None else f" (its share of {first.share:g})"
-    why = f"{first.name} needs {memory_text(needed)}{of_share} and the other models leave {memory_text(max(0, left))}"
+    why = f"{first.name} needs {format_bytes(needed)}{of_share} and the other models leave {format_bytes(max(0, left))}"
     return f"{why}; there is room for a share of {device.share_within(max(0, left)):g}."
 
 
@@ -111,7 +111,7 @@ def _smallest_device(plan: DevicePlan, is_enough: Callable[[DevicePlan], bool], 
     """The first usual size of memory that is enough for the same models."""
     kind, sizes = ("GPU", _GPU_SIZES_GIB) if is_gpu(plan.device.name) else ("machine", _MACHINE_SIZES_GIB)
     for size in sizes:
-        device = replace(plan.device, total_bytes=size * GIB)
+        device = replace(plan.device, total_bytes=size * 2**30)
         if device.total_bytes > plan.device.total_bytes and is_enough(plan_device(plan.wishes, device, plan.options)):
             return f"A {kind} of {size} GiB would hold {what}."
     return f"No {kind} of up to {sizes[-1]} GiB would hold {what}."
@@ -145,6 +145,6 @@ def _start_note(plan: DevicePlan) -> str:
     if need.wanted_kv_bytes >= first.kv_bytes:
         return ""
     return (
-        f"Without a share it begins with a KV cache of {memory_text(need.wanted_kv_bytes)} or what recorded requests "
+        f"Without a share it begins with a KV cache of {format_bytes(need.wanted_kv_bytes)} or what recorded requests "
         "need, and grows as its requests need more."
     )

@@ -32,14 +32,14 @@ def test_a_model_that_fits_is_accepted_without_a_word() -> None:
 
 
 def test_weights_that_can_never_fit_are_refused() -> None:
-    with pytest.raises(TooLargeForDevice, match=r"alone take 15\.2 GB and cuda:0 has 12 GB; .*pull --force"):
+    with pytest.raises(TooLargeForDevice, match=r"alone take 15\.2 GB and cuda:0 has 12\.0 GB; .*pull --force"):
         accept(QWEN_7B, host(12))
 
 
 def test_a_context_that_does_not_fit_is_told() -> None:
     warning = accept(QWEN_7B, host(24))
     assert warning is not None
-    assert "needs about 24.9 GB and cuda:0 has 24 GB" in warning
+    assert "needs about 24.9 GB and cuda:0 has 24.0 GB" in warning
     assert "context of about 74,100 tokens" in warning
     assert accept(QWEN_7B, host(24, max_model_len=32_768)) is None
 

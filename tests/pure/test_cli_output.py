@@ -7,9 +7,10 @@ from datetime import UTC, datetime
 import pytest
 
 from app.cli.bars import BarView
-from app.cli.output import format_age, format_bytes, format_duration, tolerate_any_streams, write_table, write_text
+from app.cli.output import format_age, format_duration, tolerate_any_streams, write_table, write_text
 from app.cli.progress import LineView, PlainView, Tally
 from app.schema.admin import ProgressLine
+from store.space import format_bytes
 
 
 @pytest.mark.parametrize(

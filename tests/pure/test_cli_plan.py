@@ -51,7 +51,7 @@ def test_r1_distill_of_the_catalogue(hub: FakeHub, capsys: pytest.CaptureFixture
     command = ("plan", "deepseek-r1:1.5b", "--memory", "24GiB", "--utilization", "0.9", "--blocks", "26653")
     assert quire(*command) == 0
     shown = capsys.readouterr().out
-    assert "The GPU cuda:0 with 24.00 GiB, of which models may have 22.08 GiB (memory_limit 0.92)." in shown
+    assert "The GPU cuda:0 with 25.8 GB, of which models may have 23.7 GB (memory_limit 0.92)." in shown
     assert "28,672 bytes = 2 (keys and values) x 28 layers x 2 KV heads x 128 x 2 bytes" in shown
     assert "458,752 bytes for 16 tokens" in shown
     assert "26,653 blocks = 426,448 tokens" in shown

@@ -21,7 +21,7 @@ SIZES = st.integers(-1, 60)
 def test_a_promise_beyond_what_is_free_is_refused() -> None:
     ledger = Ledger()
     ledger.reserve("chat", GPU, 16 * GIB)
-    with pytest.raises(Overdrawn, match=r"embedder would take 8\.0 GiB of cuda:0, where 6\.1 GiB are free"):
+    with pytest.raises(Overdrawn, match=r"embedder would take 8\.6 GB of cuda:0, where 6\.5 GB are free"):
         ledger.reserve("embedder", GPU, 8 * GIB)
     assert "embedder" not in ledger
     assert ledger.held_bytes("cuda:0") == 16 * GIB
@@ -30,7 +30,7 @@ def test_a_promise_beyond_what_is_free_is_refused() -> None:
 def test_one_name_has_one_entry() -> None:
     ledger = Ledger()
     ledger.reserve("chat", GPU, GIB)
-    with pytest.raises(Overdrawn, match=r"already has an entry of 1\.0 GiB"):
+    with pytest.raises(Overdrawn, match=r"already has an entry of 1\.1 GB"):
         ledger.reserve("chat", replace(GPU, name="cuda:1"), GIB)
     ledger.release("chat")
     with pytest.raises(Overdrawn, match="no entry"):
@@ -61,7 +61,7 @@ def test_a_worker_that_holds_more_than_its_device_shows_in_the_check() -> None:
     ledger = Ledger()
     ledger.reserve("chat", GPU, 16 * GIB)
     ledger.correct("chat", 23 * GIB)
-    with pytest.raises(Overdrawn, match=r"Models hold 23\.0 GiB of cuda:0, whose limit is 22\.1 GiB"):
+    with pytest.raises(Overdrawn, match=r"Models hold 24\.7 GB of cuda:0, whose limit is 23\.7 GB"):
         ledger.check([GPU])
     with pytest.raises(Overdrawn, match="which is not there"):
         ledger.check([])

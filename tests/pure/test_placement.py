@@ -66,8 +66,8 @@ def test_the_reference_split_of_two_models() -> None:
     embedder = tenant("embedder", 5, 1, share=0.25, is_pinned=True)
     assert placed(place_new(need(5, 1), [chat], share=0.25)).actions == ()
     refusal = refused(place_new(need(5, 0.5), [chat, embedder], share=0.25))
-    assert "needs 6.0 GiB of cuda:0 (its share of 0.25)" in refusal.sentence
-    assert "chat keeps 15.6 GiB (pinned) and embedder keeps 6.0 GiB (pinned)" in refusal.sentence
+    assert "needs 6.4 GB of cuda:0 (its share of 0.25)" in refusal.sentence
+    assert "chat keeps 16.8 GB (pinned) and embedder keeps 6.4 GB (pinned)" in refusal.sentence
     assert not refusal.could_wait
 
 
@@ -76,7 +76,7 @@ def test_spare_cache_of_others_comes_before_anybody_leaves() -> None:
     assert found.actions == (Shrink("roomy", int(24 * GIB * 0.92) - 16 * GIB),)
     assert found.budget_bytes == 12 * GIB
     assert found.reasons == (
-        "roomy gave 5.9 GiB of KV cache it does not use because new needs 12.0 GiB of cuda:0 and 6.1 GiB were free.",
+        "roomy gave 6.4 GB of KV cache it does not use because new needs 12.9 GB of cuda:0 and 6.5 GB were free.",
     )
 
 
@@ -85,7 +85,7 @@ def test_the_least_recently_used_of_equals_is_put_to_sleep() -> None:
     found = placed(place_new(need(5), tenants))
     assert found.actions == (Sleep("b"),)
     assert found.reasons == (
-        "b was put to sleep (idle for 12 min) because new needs 6.0 GiB of cuda:0 and 1.1 GiB were free.",
+        "b was put to sleep (idle for 12 min) because new needs 6.4 GB of cuda:0 and 1.2 GB were free.",
     )
 
 
@@ -121,7 +121,7 @@ def test_models_in_use_are_waited_for() -> None:
     refusal = refused(place_new(need(10), [tenant("busy", 16, 1, is_busy=True)]))
     assert refusal.could_wait and refusal.short_bytes == 11 * GIB - int(24 * GIB * 0.92) + 17 * GIB
     assert refusal.sentence == (
-        "new needs 11.0 GiB of cuda:0 and 5.1 GiB can be made free, since busy keeps 17.0 GiB (busy); "
+        "new needs 11.8 GB of cuda:0 and 5.5 GB can be made free, since busy keeps 18.3 GB (busy); "
         "wait until one of them is idle."
     )
     loading = tenant("coming", 16, 1, state="loading")
@@ -132,14 +132,14 @@ def test_models_in_use_are_waited_for() -> None:
 def test_a_model_that_is_too_large_for_the_device() -> None:
     refusal = refused(place_new(need(30)))
     assert refusal.least_share is None and not refusal.could_wait
-    assert "needs at least 31.0 GiB and models may have 22.1 GiB of cuda:0 in all; choose a smaller" in refusal.sentence
+    assert "needs at least 33.3 GB and models may have 23.7 GB of cuda:0 in all; choose a smaller" in refusal.sentence
 
 
 def test_a_share_that_is_too_small_names_the_one_that_is_enough() -> None:
     refusal = refused(place_new(need(4), share=0.1))
     assert refusal.least_share == 0.21
     assert refusal.sentence == (
-        "new needs at least 5.0 GiB of cuda:0 and its share of 0.1 is 2.4 GiB; a share of 0.21 is enough."
+        "new needs at least 5.4 GB of cuda:0 and its share of 0.1 is 2.6 GB; a share of 0.21 is enough."
     )
 
 
@@ -149,7 +149,7 @@ def test_an_estimate_alone_refuses_nobody() -> None:
     tried = placed(place_new(estimated, share=0.15))
     assert (tried.budget_bytes, tried.kv_bytes) == (int(24 * GIB * 0.15), 0)
     refusal = refused(place_new(estimated, share=0.1))
-    assert "needs at least 3.0 GiB" in refusal.sentence and "a share of 0.21 is enough" in refusal.sentence
+    assert "needs at least 3.2 GB" in refusal.sentence and "a share of 0.21 is enough" in refusal.sentence
     whole = placed(place_new(replace(need(30), certain_bytes=20 * GIB), [tenant("a", 4, 1)]))
     assert (whole.budget_bytes, whole.actions) == (int(24 * GIB * 0.92), (Unload("a"),))
     assert refused(place_new(replace(need(30), certain_bytes=23 * GIB))).least_share is None
@@ -159,12 +159,12 @@ def test_what_other_programs_hold_shortens_a_share() -> None:
     device = replace(GPU, others_bytes=4 * GIB)
     found = placed(place_new(need(4), share=0.9, devices=[device]))
     assert found.budget_bytes == device.usable_bytes
-    assert found.reasons == ("new gets 18.1 GiB of cuda:0 instead of 21.6 GiB, because other programs hold the rest.",)
+    assert found.reasons == ("new gets 19.4 GB of cuda:0 instead of 23.2 GB, because other programs hold the rest.",)
 
 
 def test_other_programs_in_the_way_are_named() -> None:
     refusal = refused(place_new(need(4), devices=[replace(GPU, others_bytes=20 * GIB)]))
-    assert "since other programs use 20.0 GiB; stop other programs" in refusal.sentence
+    assert "since other programs use 21.5 GB; stop other programs" in refusal.sentence
 
 
 def test_a_lent_share_is_not_given_away() -> None:
@@ -202,7 +202,7 @@ def test_a_new_share_takes_unused_cache_but_nobody_leaves() -> None:
     assert grown.budget_bytes == int(24 * GIB * 0.6)
     assert grown.actions == (Shrink("other", int(24 * GIB * 0.92) - int(24 * GIB * 0.6) - 5 * GIB),)
     refusal = refused(reshare(chat, 0.8, device=GPU, tenants=[chat, other], now=NOW))
-    assert "other keeps 6.0 GiB (awake); there is room for a share of 0.67." in refusal.sentence
+    assert "other keeps 6.4 GB (awake); there is room for a share of 0.67." in refusal.sentence
     assert not refusal.could_wait
 
 

@@ -134,7 +134,7 @@ def test_a_share_that_is_enough_for_the_whole_context_is_named() -> None:
 def test_what_does_not_fit_says_what_would() -> None:
     card = DeviceShare("cuda:0", 8 * GIB, 0, 0.92)
     told = changes(plan_device([wish("qwen2.5:3b")], card, Options()))
-    assert told[0].startswith("qwen2.5:3b needs at least 7.6 GiB and models may have 7.4 GiB of cuda:0 in all;")
+    assert told[0].startswith("qwen2.5:3b needs at least 8.1 GB and models may have 7.9 GB of cuda:0 in all;")
     assert told[1:] == [
         "With `--max-num-seqs 16`, enough for one person, it fits.",
         "A GPU of 10 GiB would hold it.",
@@ -148,7 +148,7 @@ def test_models_beside_one_another() -> None:
     crowded = plan_device([wish("qwen3:4b", 0.7), wish("qwen3-embedding:0.6b", 0.25)], CARD, Options())
     assert not crowded.fits
     assert changes(crowded)[:2] == [
-        "qwen3:4b needs 16.8 GiB (its share of 0.7) and the other models leave 16.1 GiB; "
+        "qwen3:4b needs 18.0 GB (its share of 0.7) and the other models leave 17.3 GB; "
         "there is room for a share of 0.67.",
         "Without the other models it fits.",
     ]
