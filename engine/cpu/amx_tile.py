@@ -17,6 +17,7 @@ from numba.extending import intrinsic
 
 from engine.cpu.activations import ACTIVATION_BYTES, GROUP, LANES, SCALE, SCALED_SUM
 from engine.cpu.lanes import BYTES, INT8, INT64, Emitter, Lanes, Loop
+from engine.cpu.split_emit import on_stack, pointer
 from engine.cpu.weight_record import QUADS, WeightRecord
 
 MIN_AMX_ROWS = 16
@@ -44,10 +45,10 @@ def open_amx(typing_context: Any, has_amx: Any, rows: Any) -> tuple[Any, Any]:
         widths = _VECTOR_BYTES << (16 * _SUMS) | GROUP << (16 * _ACTIVATIONS) | _VECTOR_BYTES << (16 * _CODES)
         of_rows = builder.mul(arguments[1], INT64(1 << (8 * _SUMS) | 1 << (8 * _ACTIVATIONS)))
         heights = builder.or_(of_rows, INT64(QUADS << (8 * _CODES)))
-        configuration = _on_stack(emit, 8 * _CONFIGURATION_NUMBERS)
+        configuration = on_stack(emit, 8 * _CONFIGURATION_NUMBERS)
         for index, number in enumerate((INT64(1), INT64(0), INT64(widths), *[INT64(0)] * 3, heights, INT64(0))):
             emit.store(number, configuration, 8 * index)
-        emit.call("llvm.x86.ldtilecfg", ir.VoidType(), _pointer(emit, configuration))
+        emit.call("llvm.x86.ldtilecfg", ir.VoidType(), pointer(emit, configuration))
         return context.get_dummy_value()
 
     return types.void(has_amx, types.int64), generate
@@ -76,7 +77,7 @@ def sum_with_amx(
     """
     num_rows = len(totals)
     code_bytes, sum_bytes = QUADS * _VECTOR_BYTES, num_rows * _VECTOR_BYTES
-    codes, sums = _on_stack(emit, 2 * code_bytes), _on_stack(emit, 2 * sum_bytes)
+    codes, sums = on_stack(emit, 2 * code_bytes), on_stack(emit, 2 * sum_bytes)
     places = [codes, emit.at(codes, code_bytes), sums, emit.at(sums, sum_bytes)]
     following = _advance(emit, record.address, record.next_address, INT64(1), count)
     _unpack(emit, record, codes)
@@ -122,7 +123,7 @@ def _multiply(
     _load_register(emit, _ACTIVATIONS, block, GROUP)
     _load_register(emit, _CODES, codes, _VECTOR_BYTES)
     emit.call(product, ir.VoidType(), INT8(_SUMS), INT8(_ACTIVATIONS), INT8(_CODES))
-    emit.call("llvm.x86.tilestored64", ir.VoidType(), INT8(_SUMS), _pointer(emit, sums), INT64(_VECTOR_BYTES))
+    emit.call("llvm.x86.tilestored64", ir.VoidType(), INT8(_SUMS), pointer(emit, sums), INT64(_VECTOR_BYTES))
 
 
 def _centred(emit: Emitter, record: WeightRecord, codes: Lanes) -> ir.Value:
@@ -153,16 +154,4 @@ def _add_sums(emit: Emitter, record: WeightRecord, block: ir.Value, sums: ir.Val
 
 
 def _load_register(emit: Emitter, register: int, address: ir.Value, stride: int) -> None:
-    emit.call("llvm.x86.tileloadd64", ir.VoidType(), INT8(register), _pointer(emit, address), INT64(stride))
-
-
-def _on_stack(emit: Emitter, num_bytes: int) -> ir.Value:
-    """The address of memory that the whole function has, at a cache line."""
-    with emit.builder.goto_entry_block():
-        memory = emit.builder.alloca(ir.ArrayType(INT8, num_bytes))
-        memory.align = _VECTOR_BYTES
-    return emit.builder.ptrtoint(memory, INT64)
-
-
-def _pointer(emit: Emitter, address: ir.Value) -> ir.Value:
-    return emit.builder.inttoptr(address, INT8.as_pointer())
+    emit.call("llvm.x86.tileloadd64", ir.VoidType(), INT8(register), pointer(emit, address), INT64(stride))

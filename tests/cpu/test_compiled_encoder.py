@@ -214,9 +214,9 @@ class Encoder:
         self._exact = filled(shape, Model, dtype=torch.float64)
         self._attention = TorchRaggedAttention(shape.num_heads, shape.head_dim)
         ops = CompiledEncoderOps()
-        model = filled(shape, Model, dtype=torch.float32, packed_ops=ops)
+        self.model = filled(shape, Model, dtype=torch.float32, packed_ops=ops)
         sizes = {"max_num_tokens": MAX_TOKENS, "max_num_texts": MAX_TEXTS, "max_model_len": LONGEST}
-        self._steps = RecordedEncoderSteps(model, ops, mode, TEAMS[size], **sizes)
+        self._steps = RecordedEncoderSteps(self.model, ops, mode, TEAMS[size], **sizes)
 
     def run(self, texts: Sequence[Sequence[int]]) -> torch.Tensor:
         return self._steps.run(_batch(texts)).clone()
@@ -267,9 +267,18 @@ def test_a_text_is_the_same_alone_and_among_others(processor: Isa) -> None:
     """To the last bit, also when another text's numbers are no numbers."""
     encoder = Encoder(config(), "mean", 2)
     texts = sorted(random_texts([5, 40, 33, 2, 128, 16], seed=3), key=len)
-    together = encoder.run(texts)
-    for text, vector in zip(texts, together, strict=True):
-        assert torch.equal(encoder.run([text])[0], vector)
+    alone = torch.cat([encoder.run([text]) for text in texts])
+    assert torch.equal(encoder.run(texts), alone)
+    broken = 17
+    texts = [[token % broken for token in text] for text in texts]
+    alone = torch.cat([encoder.run([text]) for text in texts])
+    texts[3][7] = broken
+    with torch.no_grad():
+        encoder.model.embeddings.words[broken] = torch.nan
+    found = encoder.run(texts)
+    assert bool(found[3].isnan().all())
+    others = torch.arange(len(texts)) != 3
+    assert torch.equal(found[others], alone[others])
 
 
 def test_a_classifier_scores_the_first_token() -> None:
