@@ -36,13 +36,14 @@ from engine.models.registry import model_class
 from engine.pooling.config import ModelPooling, read_pooling
 from engine.runner import device as devices
 from engine.runner.cpus import cpu_share
-from engine.runner.device_weights import SleeplessWeights, device_weights
+from engine.runner.device_account import DeviceAccount
+from engine.runner.device_weights import device_weights
 from engine.runner.graph_sizes import GraphSizeMemory
 from engine.runner.kernel_cache import cpu_cache_folder, use_kernel_cache
 from engine.runner.memory import GIB, CachePlan
 from engine.runner.model_runner import ModelRunner, ReplayedSteps
 from engine.runner.rows import RowTable
-from engine.runner.weight_memory import LastingWeights, WeightMemory
+from engine.runner.weight_memory import LastingWeights, SleeplessWeights, WeightMemory
 from engine.sizing import Limits, Sizer, choose_limits, shrink_to_fit
 
 if TYPE_CHECKING:
@@ -58,8 +59,7 @@ OnProgress = Callable[[str, int, int], None]
 class EngineParts:
     """A built engine.  `pipeline_depth` is how many steps may be in flight before the oldest is committed.
 
-    `hidden_size` is the length of whole vectors.  `measure_asleep` says what the engine holds of its device while it
-    sleeps, in bytes.
+    `hidden_size` is the length of whole vectors.  `measure_held` says how many bytes of its device the process holds.
     """
 
     scheduler: Scheduler
@@ -69,7 +69,7 @@ class EngineParts:
     facts: WorkerFacts
     hidden_size: int
     pipeline_depth: int
-    measure_asleep: Callable[[], int]
+    measure_held: Callable[[], int]
 
 
 def build_engine(config: EngineConfig, on_progress: OnProgress) -> EngineParts:
@@ -93,7 +93,8 @@ def build_engine(config: EngineConfig, on_progress: OnProgress) -> EngineParts:
 
     on_progress("measuring the workspace", 0, 0)
     pooled_as = Pooling("embed") if makes_vectors else None
-    sizer = Sizer(config, model, weights, attention, device, in_use_before, pooling=pooled_as)
+    account = DeviceAccount(config, model, weights, device, in_use_before, attention)
+    sizer = Sizer(config, model, attention, account, pooling=pooled_as)
     limits, plan = shrink_to_fit(
         wanted, lambda tried: sizer.plan(spec.cache, tried), may_chunk=config.enable_chunked_prefill
     )
@@ -129,7 +130,7 @@ def build_engine(config: EngineConfig, on_progress: OnProgress) -> EngineParts:
         weights=weights,
         facts=facts,
         pipeline_depth=2 if device.type == "cuda" else 1,
-        measure_asleep=sizer.held_bytes,
+        measure_held=account.held_bytes,
     )
 
 

@@ -26,6 +26,7 @@ from engine.models.encoder import EncoderModel
 from engine.models.registry import encoder_class
 from engine.pooling.config import ModelPooling, read_pooling
 from engine.runner import device as devices
+from engine.runner.device_account import DeviceAccount
 from engine.runner.device_weights import device_weights
 from engine.runner.encoder_runner import EncoderRunner, TorchEncoderSteps
 from engine.runner.memory import GIB, MemoryUse
@@ -38,7 +39,7 @@ log = logging.getLogger(__name__)
 class EncoderParts:
     """A built encoder.  `pipeline_depth` is how many steps may be in flight before the oldest is waited for.
 
-    `measure_asleep` says what the engine holds of its device while it sleeps, in bytes.
+    `measure_held` says how many bytes of its device the process holds.
     """
 
     runner: EncoderRunner
@@ -46,7 +47,7 @@ class EncoderParts:
     pooling: ModelPooling
     weights: WeightMemory
     facts: WorkerFacts
-    measure_asleep: Callable[[], int]
+    measure_held: Callable[[], int]
     pipeline_depth: int
 
 
@@ -68,13 +69,14 @@ def build_encoder(config: EngineConfig, on_progress: OnProgress) -> EncoderParts
     runner = EncoderRunner(TorchEncoderSteps(model, attention, pooling, device), pooling, num_types=shape.num_types)
 
     on_progress("measuring the workspace", 0, 0)
-    sizer = EncoderSizer(config, model, weights, runner, device, in_use_before)
+    account = DeviceAccount(config, model, weights, device, in_use_before)
+    sizer = EncoderSizer(shape, runner, account)
     limits, use = sizer.fit(limits)
     if compiled is not None:
         on_progress("compiling the step", 0, 0)
         runner = EncoderRunner(compiled.steps(model, pooling.mode, limits), pooling, num_types=shape.num_types)
         # The compiler stays in memory once it was needed.
-        use = sizer.use(limits)
+        use = sizer.memory_use(limits)
     facts = _describe(config, model, pooling, limits, use, device)
     for note in facts.notes:
         log.warning("%s", note)
@@ -84,7 +86,7 @@ def build_encoder(config: EngineConfig, on_progress: OnProgress) -> EncoderParts
         pooling=pooling,
         weights=weights,
         facts=facts,
-        measure_asleep=sizer.held_bytes if device.type == "cuda" else lambda: facts.fixed_bytes - facts.weight_bytes,
+        measure_held=account.held_bytes,
         pipeline_depth=2 if device.type == "cuda" else 1,
     )
 

@@ -16,7 +16,7 @@ import msgspec
 import torch
 
 from engine.api.config import EngineConfig
-from engine.api.errors import EngineAsleep, EngineBusy, InvalidParameter
+from engine.api.errors import EngineBusy, InvalidParameter
 from engine.api.output import StepOutput
 from engine.api.request import Pooling, Prompt
 from engine.api.sampling import SamplingParams
@@ -24,6 +24,7 @@ from engine.api.wire import EngineStats, WorkerMemory
 from engine.build import OnProgress
 from engine.core.text_queue import TextQueue
 from engine.encoder_build import build_encoder
+from engine.holdings import Holdings
 from engine.runner.encoder_runner import PendingTexts
 
 log = logging.getLogger(__name__)
@@ -45,8 +46,7 @@ class EncoderLoop:
         started = time.perf_counter()
         parts = build_encoder(config, on_progress)
         self._runner = parts.runner
-        self._weights = parts.weights
-        self._measure_asleep = parts.measure_asleep
+        self._holdings = Holdings(parts.weights, parts.facts.fixed_bytes, parts.measure_held)
         self._kind = parts.pooling.task
         self._pipeline_depth = parts.pipeline_depth
         self._queue = TextQueue(
@@ -56,8 +56,6 @@ class EncoderLoop:
         )
         self._in_flight: deque[PendingTexts] = deque()
         self._running: set[int] = set()
-        self._is_asleep = False
-        self._host_bytes = 0
         self._num_steps = 0
         self._num_tokens = 0
         self.facts = parts.facts
@@ -79,8 +77,7 @@ class EncoderLoop:
 
     def submit(self, prompt: Prompt) -> None:
         """Queue a text.  Raises `InvalidParameter`, `ContextLengthExceeded` or `EngineAsleep` if it cannot run."""
-        if self._is_asleep:
-            raise EngineAsleep("The model is asleep; wake it first.")
+        self._holdings.require_awake()
         if prompt.sequence_id in self._running or prompt.sequence_id in self._queue:
             raise InvalidParameter("sequence_id", f"Sequence {prompt.sequence_id} is still running; use a new id.")
         self._check(prompt)
@@ -103,37 +100,28 @@ class EncoderLoop:
 
     def memory(self) -> WorkerMemory:
         """What the engine holds now."""
-        facts = self.facts
-        return WorkerMemory(
-            num_kv_blocks=0,
-            max_model_len=facts.max_model_len,
-            fixed_bytes=self._measure_asleep() if self._is_asleep else facts.fixed_bytes,
-            host_bytes=self._host_bytes,
-            is_asleep=self._is_asleep,
-        )
+        return self._holdings.memory(num_kv_blocks=0, max_model_len=self.facts.max_model_len)
 
     def resize_cache(self, num_blocks: int) -> WorkerMemory:
         """See `engine.engine.Engine`: there is no cache, and nothing changes."""
-        if self._is_asleep:
-            raise EngineAsleep("The model is asleep; wake it first.")
+        self._holdings.require_awake()
         return self.memory()
 
     def sleep(self) -> WorkerMemory:
         """See `engine.engine.Engine`."""
-        if self._is_asleep:
-            return self.memory()
-        if self.has_work:
-            raise EngineBusy("The model cannot sleep while it has open texts; wait until they end.")
-        self._host_bytes = self._weights.sleep()
-        self._is_asleep = True
+        if not self._holdings.is_asleep:
+            if self._queue or self._running:
+                raise EngineBusy("The model cannot sleep while it has open texts; wait until they end.")
+            while self._in_flight:  # of texts that were aborted
+                self.step()
+            self._holdings.sleep()
         return self.memory()
 
     def wake(self, num_blocks: int) -> WorkerMemory:
-        """See `engine.engine.Engine`."""
-        if self._is_asleep:
-            self._weights.wake()
-            self._weights.settle()
-            self._is_asleep, self._host_bytes = False, 0
+        """See `engine.engine.Engine`: the weights are all there is."""
+        if self._holdings.is_asleep:
+            with self._holdings.waking():
+                pass
         return self.memory()
 
     def step(self) -> list[StepOutput]:

@@ -16,14 +16,11 @@ from engine.api.config import EngineConfig
 from engine.api.errors import InsufficientMemory
 from engine.api.request import Prompt
 from engine.api.sampling import SamplingParams
-from engine.models.encoder import EncoderModel
 from engine.models.encoder_config import EncoderConfig
 from engine.pooling.config import ModelPooling
-from engine.runner import device as devices
+from engine.runner.device_account import DeviceAccount
 from engine.runner.encoder_runner import EncoderRunner
 from engine.runner.memory import GIB, MemoryUse
-from engine.runner.weight_memory import WeightMemory
-from engine.sizing import DRIVER_BYTES
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +59,7 @@ def choose_limits(
     )
 
 
-def largest_step(limits: EncoderLimits) -> list[Prompt]:
+def texts_of_largest_step(limits: EncoderLimits) -> list[Prompt]:
     """Texts that fill a step, as long as they may be."""
     length = limits.max_model_len
     count = min(limits.max_num_seqs, limits.max_num_batched_tokens // length)
@@ -70,97 +67,59 @@ def largest_step(limits: EncoderLimits) -> list[Prompt]:
 
 
 class EncoderSizer:
-    """Sizes the steps of one loaded encoder; `in_use_before` is `device_memory_in_use` from before it was loaded.
+    """Sizes the steps of one loaded encoder, run by `runner`."""
 
-    `outside_bytes` is what the process was found to hold of a GPU beside torch's allocator and what is mapped.
-    """
-
-    def __init__(
-        self,
-        config: EngineConfig,
-        model: EncoderModel,
-        weights: WeightMemory,
-        runner: EncoderRunner,
-        device: torch.device,
-        in_use_before: int | None,
-    ) -> None:
+    def __init__(self, config: EncoderConfig, runner: EncoderRunner, account: DeviceAccount) -> None:
         self._config = config
-        self._model = model
-        self._weights = weights
         self._runner = runner
-        self._device = device
-        self._in_use_before = in_use_before
-        self.outside_bytes = 0
+        self._account = account
 
     def fit(self, limits: EncoderLimits) -> tuple[EncoderLimits, MemoryUse]:
         """The largest steps that the budget has room for, halved until they fit, and what they take.
 
         Raises `InsufficientMemory`.
         """
-        budget_bytes = devices.memory_budget_bytes(self._config, self._device)
         least = max(limits.max_model_len, min(limits.max_num_batched_tokens, _LEAST_STEP_TOKENS))
-        self._bound_allocator(budget_bytes)
+        self._account.bound_allocator()
         while True:
             try:
-                use = self.use(limits)
-                self._require(use, budget_bytes)
+                use = self.memory_use(limits)
+                self._require(use)
                 break
             except InsufficientMemory:
                 if limits.max_num_batched_tokens <= least:
                     raise
             limits = replace(limits, max_num_batched_tokens=max(least, limits.max_num_batched_tokens // 2))
-        self._bound_allocator(budget_bytes)
-        log.info("%s", use.describe(budget_bytes=budget_bytes, cache_bytes=0))
+        self._account.bound_allocator()
+        log.info("%s", use.describe(budget_bytes=self._account.budget_bytes, cache_bytes=0))
         log.info("Texts of up to %d tokens, steps of up to %d", limits.max_model_len, limits.max_num_batched_tokens)
         return limits, use
 
-    def held_bytes(self) -> int:
-        """What this process holds of a GPU now."""
-        return devices.held_memory_bytes(self._device, self.outside_bytes, self._weights.mapped_bytes)
+    def memory_use(self, limits: EncoderLimits) -> MemoryUse:
+        """What steps of such sizes take with all else: measured on a GPU, estimated on a CPU.
 
-    def _require(self, use: MemoryUse, budget_bytes: int) -> None:
+        Raises `InsufficientMemory`.
+        """
+        account = self._account
+        if account.device.type != "cuda":
+            return MemoryUse(account.weight_bytes, self._estimated_workspace(limits), outside=account.held_bytes())
+        texts = texts_of_largest_step(limits)
+        peak = account.workspace_peak_bytes(limits.max_num_batched_tokens, lambda: self._run(texts))
+        return MemoryUse(account.held_weight_bytes, peak, outside=account.measure_outside())
+
+    def _run(self, texts: list[Prompt]) -> None:
+        self._runner.launch(texts).wait()
+
+    def _require(self, use: MemoryUse) -> None:
+        budget_bytes = self._account.budget_bytes
         if use.total_bytes > budget_bytes:
             raise InsufficientMemory(
                 f"Weights and workspace take {use.total_bytes / GIB:.2f} GiB, and the memory budget is "
                 f"{budget_bytes / GIB:.2f} GiB; lower max_model_len, choose a smaller model, or stop others."
             )
 
-    def use(self, limits: EncoderLimits) -> MemoryUse:
-        """What steps of such sizes take with all else: measured on a GPU, estimated on a CPU.
-
-        Raises `InsufficientMemory`.
-        """
-        weight_bytes = self._model.weight_bytes
-        if self._device.type != "cuda":
-            own = max(0, devices.own_memory_bytes() - weight_bytes)
-            return MemoryUse(weight_bytes, self._estimated_workspace(limits), outside=own)
-        texts = largest_step(limits)
-        try:
-            peak = devices.workspace_peak_bytes(self._device, lambda: self._run(texts))
-        except torch.cuda.OutOfMemoryError as error:
-            raise InsufficientMemory(
-                f"There is no memory for a step of {limits.max_num_batched_tokens:,} tokens beside the weights of "
-                f"{weight_bytes / GIB:.2f} GiB; choose a smaller model, or stop other programs that use the device."
-            ) from error
-        mapped = self._weights.mapped_bytes
-        # What is in use on a device that nobody uses is the driver's own, and part of what others see in use.
-        before = self._in_use_before
-        outside = devices.measure_outside_bytes(self._device, before, mapped_bytes=mapped)
-        self.outside_bytes = outside + min(before or 0, DRIVER_BYTES)
-        return MemoryUse(max(weight_bytes, mapped), peak, outside=self.outside_bytes)
-
-    def _run(self, texts: list[Prompt]) -> None:
-        self._runner.launch(texts).wait()
-
-    def _bound_allocator(self, budget_bytes: int) -> None:
-        """See to it that a step that needs more than was measured fails, and takes no other's share."""
-        if self._device.type == "cuda":
-            allowed_bytes = max(0, budget_bytes - self.outside_bytes - self._weights.mapped_bytes)
-            share = min(1.0, allowed_bytes / devices.total_memory_bytes(self._device))
-            torch.cuda.set_per_process_memory_fraction(share, self._device)
-
     def _estimated_workspace(self, limits: EncoderLimits) -> int:
         """The widest layer's activations in float32: hidden states three times, and products with their inputs."""
-        shape = self._model.config
+        shape = self._config
         widths = 3 * shape.hidden_size + max(4 * shape.hidden_size, 2 * shape.intermediate_size)
         return 4 * limits.max_num_batched_tokens * widths

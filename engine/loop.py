@@ -16,13 +16,14 @@ import msgspec
 import torch
 
 from engine.api.config import EngineConfig
-from engine.api.errors import EngineAsleep, EngineBusy, EngineError
+from engine.api.errors import EngineBusy
 from engine.api.output import StepOutput
 from engine.api.request import Pooling, Prompt
 from engine.api.sampling import SamplingParams
 from engine.api.wire import EngineStats, WorkerMemory
 from engine.build import OnProgress, build_engine
 from engine.core.batch import ScheduledBatch
+from engine.holdings import Holdings
 from engine.runner.largest_step import EVERY_WAY
 from engine.runner.model_runner import PendingStep
 from engine.runner.prompt_pooling import check_pooling
@@ -47,13 +48,10 @@ class EngineLoop:
         self._scheduler = parts.scheduler
         self._runner = parts.runner
         self._attention = parts.attention
-        self._weights = parts.weights
-        self._measure_asleep = parts.measure_asleep
+        self._holdings = Holdings(parts.weights, parts.facts.fixed_bytes, parts.measure_held)
         self._pipeline_depth = parts.pipeline_depth
         self._hidden_size = parts.hidden_size
         self._undelivered: list[StepOutput] = []
-        self._is_asleep = False
-        self._host_bytes = 0
         self._in_flight: deque[tuple[ScheduledBatch, PendingStep]] = deque()
         self.facts = parts.facts
         on_progress("producing a first result", 0, 0)
@@ -68,18 +66,16 @@ class EngineLoop:
     def has_spare_work(self) -> bool:
         """Whether `spare_step` has something to prepare while there is nothing to generate."""
         replayed = self._runner.replayed
-        return replayed is not None and replayed.has_wanted and not self._is_asleep
+        return replayed is not None and replayed.has_wanted and not self._holdings.is_asleep
 
     def spare_step(self) -> None:
         """Capture one more graph that this model has needed, now or in an earlier run; some tens of milliseconds."""
-        replayed = self._runner.replayed
-        if replayed is not None and replayed.has_wanted:
-            replayed.capture_wanted()
+        if self._runner.replayed is not None and self.has_spare_work:
+            self._runner.replayed.capture_wanted()
 
     def submit(self, prompt: Prompt) -> None:
         """Queue a sequence.  Raises `InvalidParameter`, `ContextLengthExceeded` or `EngineAsleep` if it cannot run."""
-        if self._is_asleep:
-            raise EngineAsleep("The model is asleep; wake it first.")
+        self._holdings.require_awake()
         check_pooling(prompt.pooling, self.facts, self._hidden_size)
         self._scheduler.add(prompt)
 
@@ -95,60 +91,52 @@ class EngineLoop:
 
     def memory(self) -> WorkerMemory:
         """What the engine holds now."""
-        facts = self.facts
-        return WorkerMemory(
-            num_kv_blocks=0 if self._is_asleep else self._scheduler.block_pool.num_blocks,
-            max_model_len=self._scheduler.max_model_len,
-            fixed_bytes=self._measure_asleep() if self._is_asleep else facts.fixed_bytes,
-            host_bytes=self._host_bytes,
-            is_asleep=self._is_asleep,
+        scheduler = self._scheduler
+        return self._holdings.memory(
+            num_kv_blocks=scheduler.block_pool.num_blocks, max_model_len=scheduler.max_model_len
         )
 
     def resize_cache(self, num_blocks: int) -> WorkerMemory:
         """See `engine.engine.Engine`: what is in flight is finished first, then blocks move, then memory does."""
-        if self._is_asleep:
-            raise EngineAsleep("The model is asleep and has no KV cache; wake it first.")
+        self._holdings.require_awake()
         self._finish_steps()
-        scheduler, attention = self._scheduler, self._attention
+        pool, attention = self._scheduler.block_pool, self._attention
         num_blocks = min(num_blocks, attention.max_blocks)
-        if num_blocks > scheduler.block_pool.num_blocks:
-            scheduler.resize(attention.resize(num_blocks))
-            return self.memory()
-        moves = scheduler.resize(num_blocks)
-        attention.move_blocks([source for source, _ in moves], [target for _, target in moves])
-        self._runner.forget_blocks(scheduler.block_pool.num_blocks)
-        # Blocks that keep their memory are as good as any.
-        scheduler.resize(attention.resize(scheduler.block_pool.num_blocks))
+        if num_blocks < pool.num_blocks:
+            self._undelivered += self._guarded(lambda: self._vacate(num_blocks))
+            num_blocks = pool.num_blocks
+        # Blocks that keep their memory although they were given up are as good as any.
+        self._scheduler.resize(attention.resize(num_blocks))
         return self.memory()
 
+    def _vacate(self, num_blocks: int) -> list[StepOutput]:
+        """Leave nothing in the blocks from `num_blocks` on, or as near as open sequences allow; ends none of them."""
+        moves = self._scheduler.resize(num_blocks)
+        self._runner.forget_blocks(self._scheduler.block_pool.num_blocks)
+        self._attention.move_blocks([source for source, _ in moves], [target for _, target in moves])
+        return []
+
     def sleep(self) -> WorkerMemory:
-        """See `engine.engine.Engine`."""
-        if self._is_asleep:
-            return self.memory()
-        if self._scheduler.has_work:
-            raise EngineBusy("The model cannot sleep while it has open sequences; wait until they end.")
-        self._finish_steps()
-        self._host_bytes = self._weights.sleep()
-        self._scheduler.forget_prefixes()
-        self._attention.resize(0)
-        self._is_asleep = True
+        """See `engine.engine.Engine`; outputs that were not fetched yet come with the next step all the same."""
+        if not self._holdings.is_asleep:
+            if self._scheduler.has_work:
+                raise EngineBusy("The model cannot sleep while it has open sequences; wait until they end.")
+            self._finish_steps()
+            self._holdings.sleep()
+            self._scheduler.forget_prefixes()
+            self._attention.resize(0)
         return self.memory()
 
     def wake(self, num_blocks: int) -> WorkerMemory:
         """See `engine.engine.Engine`."""
-        if not self._is_asleep:
+        if not self._holdings.is_asleep:
             return self.resize_cache(num_blocks)
-        # The driver is asked for the cache's memory while the weights are being copied.
-        self._weights.wake()
-        try:
-            num_blocks = self._attention.resize(max(1, min(num_blocks, self._attention.max_blocks)))
-        except EngineError:
-            self._host_bytes = self._weights.sleep()
-            raise
-        self._weights.settle()
-        self._is_asleep, self._host_bytes = False, 0
+        attention, scheduler = self._attention, self._scheduler
+        with self._holdings.waking():
+            # The driver is asked for the cache's memory while the weights are being copied.
+            num_blocks = attention.resize(max(scheduler.least_blocks, min(num_blocks, attention.max_blocks)))
         self._runner.forget_blocks(num_blocks)
-        self._scheduler.resize(num_blocks)
+        scheduler.resize(num_blocks)
         return self.memory()
 
     def _finish_steps(self) -> None:

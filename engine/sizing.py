@@ -3,7 +3,7 @@
 On a GPU the largest step is run once, on a cache of one block, and what it held is subtracted from the
 budget with everything else; on a CPU it is estimated.  Where the budget has no room for such a step and a
 cache, the step shrinks.  Called by `engine.build` once the weights are loaded; the arithmetic is in
-`engine.runner.memory`, the measurements are in `engine.runner.device`.
+`engine.runner.memory`, the measurements are in `engine.runner.device_account`.
 """
 
 from __future__ import annotations
@@ -22,20 +22,18 @@ from engine.core.batch import ScheduledBatch
 from engine.models.config import DecoderConfig
 from engine.models.decoder import DecoderModel
 from engine.runner import device as devices
+from engine.runner.device_account import DeviceAccount
 from engine.runner.graph_ladder import PROMPT_SIZES, decode_sizes
 from engine.runner.largest_step import largest_step
 from engine.runner.memory import GIB, MIB, CachePlan, MemoryUse, plan_cache
 from engine.runner.model_runner import ModelRunner
 from engine.runner.rows import RowTable
-from engine.runner.weight_memory import WeightMemory
 
 log = logging.getLogger(__name__)
 
 CPU_MAX_CACHE_BYTES = 4 * GIB
 GRAPH_BYTES = 8 * MIB
 """What the driver keeps for one captured graph of a few hundred kernels."""
-DRIVER_BYTES = 768 * MIB
-"""The most that a device is taken to have in use for the driver alone."""
 SMALLEST_TOKEN_BUDGET = 512
 _ROOMY_GPU_BYTES = 32 * GIB
 
@@ -102,73 +100,48 @@ def shrink_to_fit(
 
 
 class Sizer:
-    """Plans the cache of one loaded model; `in_use_before` is `device_memory_in_use` from before it was loaded.
-
-    A step samples, or pools as `pooling` says.  `outside_bytes` is what the process was found to hold of a GPU beside
-    torch's allocator and what is mapped.
-    """
+    """Plans the cache of one loaded model, whose steps sample, or pool as `pooling` says."""
 
     def __init__(
         self,
         config: EngineConfig,
         model: DecoderModel,
-        weights: WeightMemory,
         attention: AttentionBackend,
-        device: torch.device,
-        in_use_before: int | None,
+        account: DeviceAccount,
         *,
         pooling: Pooling | None = None,
     ) -> None:
         self._config = config
-        self._pooling = pooling
         self._model = model
         self._attention = attention
-        self._device = device
-        self._in_use_before = in_use_before
-        self._weights = model.weight_bytes
-        self._weight_memory = weights
-        self.outside_bytes = 0
+        self._account = account
+        self._pooling = pooling
 
     def plan(self, spec: CacheSpec, limits: Limits) -> CachePlan:
         """The cache that `limits` leave room for.  Raises `InsufficientMemory`."""
-        use = self._measure(limits) if self._device.type == "cuda" else self.estimate(limits)
-        budget_bytes = devices.memory_budget_bytes(self._config, self._device)
+        account, device = self._account, self._account.device
+        use = self._measure(limits) if device.type == "cuda" else self._estimate(limits)
         plan = plan_cache(
             spec,
-            budget_bytes=budget_bytes,
+            budget_bytes=account.budget_bytes,
             used_bytes=use.total_bytes,
             max_num_seqs=limits.max_num_seqs,
             max_model_len=limits.max_model_len,
             num_blocks=self._config.num_kv_blocks,
-            max_cache_bytes=CPU_MAX_CACHE_BYTES if self._device.type == "cpu" else None,
-            reachable_bytes=devices.reachable_memory_bytes(self._device, use.outside, self._mapped_bytes),
-            device_bytes=devices.total_memory_bytes(self._device),
+            max_cache_bytes=CPU_MAX_CACHE_BYTES if device.type == "cpu" else None,
+            reachable_bytes=account.reachable_bytes(),
+            device_bytes=devices.total_memory_bytes(device),
         )
-        log.info("%s", use.describe(budget_bytes=budget_bytes, cache_bytes=plan.num_blocks * spec.bytes_per_block))
+        cache_bytes = plan.num_blocks * spec.bytes_per_block
+        log.info("%s", use.describe(budget_bytes=account.budget_bytes, cache_bytes=cache_bytes))
         return plan
 
     def bound_allocator(self) -> None:
-        """See to it that a step that needs more than was measured fails, and takes no other's share.
+        """See `DeviceAccount.bound_allocator`; a number of blocks that was asked for is beyond any budget."""
+        if self._config.num_kv_blocks is None:
+            self._account.bound_allocator()
 
-        torch's allocator gets what the budget leaves beside what is mapped now.
-        """
-        if self._device.type == "cuda" and self._config.num_kv_blocks is None:
-            budget_bytes = devices.memory_budget_bytes(self._config, self._device)
-            allowed_bytes = max(0, budget_bytes - self.outside_bytes - self._mapped_bytes)
-            share = min(1.0, allowed_bytes / devices.total_memory_bytes(self._device))
-            torch.cuda.set_per_process_memory_fraction(share, self._device)
-
-    def held_bytes(self) -> int:
-        """What this process holds of its device now; on a CPU without the weights, which are RAM in any case."""
-        if self._device.type == "cpu":
-            return self._own_bytes()
-        return devices.held_memory_bytes(self._device, self.outside_bytes, self._mapped_bytes)
-
-    @property
-    def _mapped_bytes(self) -> int:
-        return self._weight_memory.mapped_bytes + self._attention.mapped_bytes
-
-    def estimate(self, limits: Limits) -> MemoryUse:
+    def _estimate(self, limits: Limits) -> MemoryUse:
         """Activations of the widest layer, two of them alive at a time, and logits with two copies for filtering.
 
         What the process holds beside the weights is measured, since libraries and compiled kernels are most of it.
@@ -177,15 +150,10 @@ class Sizer:
         widths = 2 * config.intermediate_size + config.hidden_size
         logits = limits.max_num_seqs * config.vocab_size if self._pooling is None else 0
         workspace = 4 * limits.max_num_batched_tokens * widths + 3 * 4 * logits
-        return MemoryUse(self._weights, workspace, outside=self._own_bytes())
-
-    def _own_bytes(self) -> int:
-        """What the process holds of a CPU's memory beside the weights, of which those in mapped files never count."""
-        mapped = sum(file.num_bytes for file in self._model.weight_maps)
-        return max(0, devices.own_memory_bytes() - max(0, self._weights - mapped))
+        return MemoryUse(self._account.weight_bytes, workspace, outside=self._account.held_bytes())
 
     def _measure(self, limits: Limits) -> MemoryUse:
-        device = self._device
+        account, device = self._account, self._account.device
         max_len = min(limits.max_model_len, limits.max_num_batched_tokens)
         self._attention.allocate(1)
         self.bound_allocator()
@@ -197,29 +165,17 @@ class Sizer:
         )
         runner = ModelRunner(self._model, self._attention, rows, seed=self._config.seed)
         batch = largest_step(limits.max_num_batched_tokens, limits.max_num_seqs, max_len, self._pooling)
-        try:
-            peak = devices.workspace_peak_bytes(device, lambda: _run(runner, batch))
-        except torch.cuda.OutOfMemoryError as error:
-            raise InsufficientMemory(
-                f"There is no memory for a step of {limits.max_num_batched_tokens:,} tokens beside the weights of "
-                f"{self._weights / GIB:.2f} GiB; choose a smaller model, or stop other programs that use the device."
-            ) from error
-        mapped_weights = self._weight_memory.mapped_bytes
-        held = torch.cuda.memory_allocated(device) - (0 if mapped_weights else self._weights)
+        peak = account.workspace_peak_bytes(limits.max_num_batched_tokens, lambda: _run(runner, batch))
         max_blocks = -(-limits.max_model_len // self._config.block_size)
         row_bytes = 4 * limits.max_num_seqs * (limits.max_model_len + max_blocks)
-        # What is in use on a device that nobody uses is the driver's own, and part of what others see in use.
-        before = self._in_use_before
-        outside = devices.measure_outside_bytes(device, before, mapped_bytes=self._mapped_bytes)
-        self.outside_bytes = outside + min(before or 0, DRIVER_BYTES)
+        workspace = peak + account.allocated_bytes() + row_bytes
         has_graphs = self._attention.is_capturable and self._config.enable_cuda_graphs
-        graphs = self._graph_bytes(limits.max_num_seqs) if has_graphs else 0
         return MemoryUse(
-            max(self._weights, mapped_weights),
-            peak + held + row_bytes,
-            graphs,
-            self.outside_bytes,
-            self._attention.rounding_bytes,
+            account.held_weight_bytes,
+            workspace,
+            graphs_reserve=self._graph_bytes(limits.max_num_seqs) if has_graphs else 0,
+            outside=account.measure_outside(),
+            rounding=self._attention.rounding_bytes,
         )
 
     def _graph_bytes(self, max_num_seqs: int) -> int:

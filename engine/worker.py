@@ -102,7 +102,10 @@ class Worker:
 
 
 def _call(engine: Engine, frame: wire.ResizeCache | wire.Sleep | wire.Wake) -> wire.Memory | wire.Refused:
-    """Do what changes the memory held; the answer."""
+    """Change what memory is held; returns the answer.
+
+    Any error but `EngineError` leaves nothing to be said of the engine, and ends the worker, which answers all calls.
+    """
     started = time.perf_counter()
     try:
         match frame:
@@ -113,8 +116,10 @@ def _call(engine: Engine, frame: wire.ResizeCache | wire.Sleep | wire.Wake) -> w
             case wire.Wake():
                 memory = engine.wake(frame.num_blocks)
     except EngineError as error:
+        log.warning("%s was refused: %s", type(frame).__name__, error.message)
         return wire.Refused(frame.call_id, error.code, error.message)
-    return wire.Memory(frame.call_id, memory, time.perf_counter() - started)
+    log.info("%s took %.3f s: %s", type(frame).__name__, time.perf_counter() - started, memory)
+    return wire.Memory(frame.call_id, memory)
 
 
 def _patience_ms(engine: Engine) -> int | None:

@@ -1,4 +1,4 @@
-"""Measures the memory of this machine's devices: NVML for NVIDIA GPUs, psutil and cgroups for RAM.
+"""Measures the memory of this machine's devices: NVML for NVIDIA GPUs, `engine.host_memory` for RAM.
 
 Imports no torch: the daemon must know how much there is before a worker exists.  The
 arithmetic on the figures is in `app.residency.memory`.
@@ -8,18 +8,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import psutil
 
 from app.residency.memory import DeviceMemory
-
-_CGROUP_LIMIT_FILES = ("memory.max", "memory/memory.limit_in_bytes")
-_CGROUP_USAGE_FILES = ("memory.current", "memory/memory.usage_in_bytes")
-_CGROUP_STAT_FILES = ("memory.stat", "memory/memory.stat")
-_FILE_CACHE_KEYS = frozenset({"inactive_file", "active_file"})
+from engine.host_memory import host_memory
 
 
 def measure(device: str) -> DeviceMemory:
@@ -94,33 +89,5 @@ def _visible_gpu(pynvml: ModuleType, ordinal: int) -> Any:
 
 def _measure_ram() -> DeviceMemory:
     """RAM of this machine or, where that is less, of this container."""
-    memory = psutil.virtual_memory()
-    total, used = int(memory.total), int(memory.total - memory.available)
-    container = container_memory(Path("/sys/fs/cgroup"))
-    if container is not None and container[0] < total:
-        total, used = container
+    total, used = host_memory()
     return DeviceMemory("cpu", total, used)
-
-
-def container_memory(cgroup: Path) -> tuple[int, int] | None:
-    """Limit and use of the control group in bytes; None where there is no limit.
-
-    File pages are left out of the use: the kernel gives them back under pressure, and
-    reading the weights alone would otherwise look like a full machine.
-    """
-    limit = _read_first(cgroup, _CGROUP_LIMIT_FILES)
-    usage = _read_first(cgroup, _CGROUP_USAGE_FILES)
-    if not limit.isdigit() or not usage.isdigit():
-        return None
-    pairs = (line.split() for line in _read_first(cgroup, _CGROUP_STAT_FILES).splitlines())
-    file_bytes = sum(int(value) for key, value in pairs if key in _FILE_CACHE_KEYS)
-    return int(limit), max(0, int(usage) - file_bytes)
-
-
-def _read_first(cgroup: Path, names: tuple[str, ...]) -> str:
-    for name in names:
-        try:
-            return (cgroup / name).read_text().strip()
-        except OSError:
-            continue
-    return ""

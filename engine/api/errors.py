@@ -74,7 +74,7 @@ class BrokenCheckpoint(EngineError):
 
 
 class InsufficientMemory(EngineError):
-    """The memory budget does not hold the weights and one block of KV cache."""
+    """There is too little memory, of the device or in the budget, for what was asked."""
 
     status = 507
     code = "insufficient_memory"

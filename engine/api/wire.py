@@ -157,11 +157,10 @@ class Steps(msgspec.Struct, frozen=True, tag="steps"):
 
 
 class Memory(msgspec.Struct, frozen=True, tag="memory"):
-    """A call is done; `seconds` is what it took."""
+    """A call is done; what the worker holds now."""
 
     call_id: int
     memory: WorkerMemory
-    seconds: float
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):

@@ -67,6 +67,12 @@ class Scheduler:
         return min(self.config.max_model_len, self.block_pool.num_blocks * self.config.block_size)
 
     @property
+    def least_blocks(self) -> int:
+        """What the largest open sequence may come to need, and room for a prompt and an output token in any case."""
+        least_tokens = max((sequence.max_total_tokens for sequence in self._sequences.values()), default=2)
+        return -(-max(2, least_tokens) // self.config.block_size)
+
+    @property
     def has_work(self) -> bool:
         """Whether any sequence has not ended yet."""
         return bool(self._sequences)
@@ -139,13 +145,11 @@ class Scheduler:
     def resize(self, num_blocks: int) -> list[tuple[int, int]]:
         """Have `num_blocks`, or as near as open sequences allow; returns which blocks' contents move where.
 
-        The latest arrivals are preempted while those in use do not fit.  There remain as many as the largest open
-        sequence may come to need, and enough for a prompt and an output token.  The contents must be moved before the
-        next batch is launched, which has the new ids.
+        The latest arrivals are preempted while those in use do not fit; `least_blocks` remain in any case.  The
+        contents must be moved before the next batch is launched, which has the new ids.
         """
         pool = self.block_pool
-        least_tokens = max((sequence.max_total_tokens for sequence in self._sequences.values()), default=2)
-        num_blocks = max(num_blocks, -(-least_tokens // pool.block_size))
+        num_blocks = max(num_blocks, self.least_blocks)
         while pool.num_blocks - pool.num_free > num_blocks:
             self._preempt(self._running[-1])
         moves = pool.resize(num_blocks)

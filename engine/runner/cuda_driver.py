@@ -84,7 +84,11 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
 
 
 class CudaDriverError(EngineError):
-    """The driver refused a call for another reason than memory."""
+    """The driver would not give something, for another reason than memory."""
+
+
+class DeviceLost(Exception):
+    """The driver would not take something back, or not finish: nothing on the GPU can be relied on any more."""
 
 
 class CudaDriver:
@@ -108,7 +112,7 @@ class CudaDriver:
         return address.value
 
     def free(self, address: int, num_bytes: int) -> None:
-        self._call("cuMemAddressFree", address, num_bytes)
+        self._must("cuMemAddressFree", address, num_bytes)
 
     def map_new(self, address: int, num_bytes: int) -> None:
         handle = c_uint64()
@@ -123,7 +127,7 @@ class CudaDriver:
         self._call("cuMemSetAccess", address, num_bytes, byref(self._access), 1, wanted_bytes=num_bytes)
 
     def unmap(self, address: int, num_bytes: int) -> None:
-        self._call("cuMemUnmap", address, num_bytes)
+        self._must("cuMemUnmap", address, num_bytes)
 
     def free_bytes(self) -> int:
         free, total = c_size_t(), c_size_t()
@@ -133,7 +137,7 @@ class CudaDriver:
 
     def synchronize(self) -> None:
         self._enter()
-        self._call("cuCtxSynchronize")
+        self._must("cuCtxSynchronize")
 
     def pin(self, address: int, num_bytes: int) -> None:
         self._enter()
@@ -141,7 +145,7 @@ class CudaDriver:
 
     def unpin(self, address: int) -> None:
         self._enter()
-        self._call("cuMemHostUnregister", address)
+        self._must("cuMemHostUnregister", address)
 
     def tensor(self, address: int, num_bytes: int, owner: object) -> torch.Tensor:
         return torch.as_tensor(_DeviceBytes(address, num_bytes, owner), device=self._device)
@@ -158,8 +162,14 @@ class CudaDriver:
                 "stop other programs that use it, or give models smaller shares."
             )
         if status:
-            reason = _describe(self._calls, status)
-            raise CudaDriverError(f"The NVIDIA driver refused {name} ({reason}); load the model again.")
+            raise CudaDriverError(f"The NVIDIA driver refused {self._refused(name, status)}; load the model again.")
+
+    def _must(self, name: str, *arguments: Any) -> None:
+        if status := self._calls[name](*arguments):
+            raise DeviceLost(f"the NVIDIA driver refused {self._refused(name, status)}")
+
+    def _refused(self, name: str, status: int) -> str:
+        return f"{name} ({_describe(self._calls, status)})"
 
 
 class _DeviceBytes:

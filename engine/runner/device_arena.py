@@ -19,7 +19,11 @@ MOST_PIECE_BYTES = 2**30
 
 
 class MemoryDriver(Protocol):
-    """Address ranges and memory of one device; sizes and addresses in bytes, multiples of `granule_bytes`."""
+    """Address ranges and memory of one device; sizes and addresses in bytes, multiples of `granule_bytes`.
+
+    What takes something may raise an `EngineError`, and then took nothing.  What gives something back, or waits, only
+    fails with a device that is lost; nobody handles that.
+    """
 
     granule_bytes: int
 

@@ -13,7 +13,6 @@ import time
 
 import torch
 
-from engine.api.errors import EngineError
 from engine.runner.cuda_driver import cuda_driver_for
 from engine.runner.device_arena import DeviceArena, MemoryDriver
 from engine.runner.pinned_memory import CHUNK_BYTES, PinnedMemory
@@ -119,21 +118,3 @@ def device_weights(device: torch.device, expected_bytes: int, most_bytes: int) -
     """Memory for a model's parameters; None on a CPU, and where the driver maps none.  Raises `InsufficientMemory`."""
     driver = cuda_driver_for(device)
     return None if driver is None else DeviceWeights(driver, expected_bytes, most_bytes)
-
-
-class SleeplessWeights:
-    """Weights that torch's allocator holds, on a GPU whose driver maps no memory under fixed addresses."""
-
-    mapped_bytes = 0
-
-    def sleep(self) -> int:
-        raise EngineError(
-            "The model cannot sleep, because this NVIDIA driver does not map memory under fixed addresses; "
-            "update the driver, or unload the model instead."
-        )
-
-    def wake(self) -> None:
-        """They never left."""
-
-    def settle(self) -> None:
-        """Nothing is under way."""

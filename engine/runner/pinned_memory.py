@@ -12,30 +12,17 @@ from collections import deque
 from collections.abc import Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
-from pathlib import Path
 
 import torch
 
 from engine.api.errors import InsufficientMemory
+from engine.host_memory import available_host_bytes
 from engine.runner.device_arena import MemoryDriver
 
 CHUNK_BYTES = 256 * 2**20
 SPARE_BYTES = 2**30
 """RAM that is left alone."""
 _NUM_THREADS = 4
-_CGROUP = Path("/sys/fs/cgroup")
-
-
-def available_host_bytes() -> int:
-    """RAM that programs could still get without anything being swapped out, as system and container allow."""
-    import psutil
-
-    available = int(psutil.virtual_memory().available)
-    try:
-        limit, used = (int((_CGROUP / name).read_text()) for name in ("memory.max", "memory.current"))
-    except (OSError, ValueError):  # no container, or "max": no limit
-        return available
-    return min(available, max(0, limit - used))
 
 
 class PinnedMemory:
@@ -44,10 +31,7 @@ class PinnedMemory:
     def __init__(self, driver: MemoryDriver, num_bytes: int, *, chunk_bytes: int = CHUNK_BYTES) -> None:
         """Takes no memory yet.  Raises `InsufficientMemory` where RAM has no room for it."""
         if num_bytes + SPARE_BYTES > available_host_bytes():
-            raise InsufficientMemory(
-                f"This machine's RAM has no {num_bytes / 2**30:.1f} GiB free for the weights to sleep in; "
-                "unload the model instead, or stop other programs."
-            )
+            raise _no_ram(num_bytes)
         self.num_bytes = num_bytes
         self._driver = driver
         self._chunk_bytes = chunk_bytes
@@ -94,14 +78,22 @@ def _touched(threads: ThreadPoolExecutor, sizes: list[int]) -> Generator[torch.T
 
 
 def _new_chunk(num_bytes: int) -> torch.Tensor:
-    """uint8 [num_bytes] of memory that the system has really given."""
-    if hasattr(mmap, "MAP_ANONYMOUS"):
-        memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    else:
-        memory = mmap.mmap(-1, num_bytes)
+    """uint8 [num_bytes] of memory that the system has really given.  Raises `InsufficientMemory`."""
+    flags = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_ANONYMOUS") else {}
+    try:
+        memory = mmap.mmap(-1, num_bytes, **flags)
+    except OSError as error:
+        raise _no_ram(num_bytes) from error
     if hasattr(mmap, "MADV_HUGEPAGE"):
         # A page of 2 MiB is found, zeroed and pinned as one.
         memory.madvise(mmap.MADV_HUGEPAGE)
     chunk = torch.frombuffer(memory, dtype=torch.uint8)
     chunk.numpy()[:: mmap.PAGESIZE] = 0
     return chunk
+
+
+def _no_ram(num_bytes: int) -> InsufficientMemory:
+    return InsufficientMemory(
+        f"This machine's RAM has no {num_bytes / 2**30:.1f} GiB free for the weights to sleep in; "
+        "unload the model instead, or stop other programs."
+    )

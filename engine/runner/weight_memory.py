@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from engine.api.errors import EngineError
 from engine.loading.mapped_file import MappedFile
 
 
@@ -58,6 +59,24 @@ class LastingWeights:
         for file in self.maps:
             file.release(0, file.num_bytes)
         return max(0, self.num_bytes - sum(file.num_bytes for file in self.maps))
+
+    def wake(self) -> None:
+        """They never left."""
+
+    def settle(self) -> None:
+        """Nothing is under way."""
+
+
+class SleeplessWeights:
+    """Weights that torch's allocator holds, on a GPU whose driver maps no memory under fixed addresses."""
+
+    mapped_bytes = 0
+
+    def sleep(self) -> int:
+        raise EngineError(
+            "The model cannot sleep, because this NVIDIA driver does not map memory under fixed addresses; "
+            "update the driver, or unload the model instead."
+        )
 
     def wake(self) -> None:
         """They never left."""

@@ -11,7 +11,7 @@ import torch
 
 from engine.api.errors import InsufficientMemory
 from engine.runner import cuda_driver
-from engine.runner.cuda_driver import CudaDriver, CudaDriverError, cuda_driver_for
+from engine.runner.cuda_driver import CudaDriver, CudaDriverError, DeviceLost, cuda_driver_for
 
 GRANULE = 2 << 20
 OUT_OF_MEMORY, INVALID_VALUE = 2, 1
@@ -89,9 +89,27 @@ def test_a_device_without_room_is_said_in_a_sentence_and_keeps_nothing(name: str
 
 def test_a_refusal_for_another_reason_names_the_call_and_the_reason() -> None:
     library, driver = opened()
-    library.refusals["cuMemUnmap"] = INVALID_VALUE
-    with pytest.raises(CudaDriverError, match=r"cuMemUnmap \(some reason\)"):
-        driver.unmap(1 << 40, GRANULE)
+    library.refusals["cuMemMap"] = INVALID_VALUE
+    with pytest.raises(CudaDriverError, match=r"cuMemMap \(some reason\)"):
+        driver.map_new(1 << 40, GRANULE)
+    assert library.names()[-1] == "cuMemRelease"
+
+
+@pytest.mark.parametrize(
+    ("name", "give_back"),
+    [
+        ("cuMemUnmap", lambda driver: driver.unmap(1 << 40, GRANULE)),
+        ("cuMemAddressFree", lambda driver: driver.free(1 << 40, GRANULE)),
+        ("cuMemHostUnregister", lambda driver: driver.unpin(4096)),
+        ("cuCtxSynchronize", lambda driver: driver.synchronize()),
+    ],
+)
+def test_what_cannot_be_given_back_is_no_refusal(name: str, give_back: Callable[[CudaDriver], None]) -> None:
+    """A worker says of a refusal that nothing changed."""
+    library, driver = opened()
+    library.refusals[name] = OUT_OF_MEMORY
+    with pytest.raises(DeviceLost, match=rf"{name} \(some reason\)"):
+        give_back(driver)
 
 
 def test_calls_that_need_a_context_enter_it_on_any_thread() -> None:

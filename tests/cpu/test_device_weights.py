@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import time
 
@@ -13,7 +14,8 @@ from engine.kernels.torch_ops import TorchOps
 from engine.layers.linear import Linear
 from engine.layers.placement import Placement
 from engine.runner import pinned_memory
-from engine.runner.device_weights import ALIGNMENT_BYTES, DeviceWeights, SleeplessWeights, device_weights
+from engine.runner.device_weights import ALIGNMENT_BYTES, DeviceWeights, device_weights
+from engine.runner.weight_memory import SleeplessWeights
 from tests.fakes.memory_driver import FakeDriver
 
 CHUNK = 4096
@@ -102,6 +104,22 @@ def test_too_little_ram_is_said_before_any_is_taken(monkeypatch: pytest.MonkeyPa
     assert driver.pinned == {}
 
 
+def test_a_system_that_gives_no_ram_after_all_changes_nothing(monkeypatch: pytest.MonkeyPatch):
+    driver = FakeDriver(TOTAL, ALIGNMENT_BYTES)
+    weights, parameters, copies = filled(driver)
+
+    def refuse(*_arguments: object, **_options: object) -> None:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(pinned_memory.mmap, "mmap", refuse)
+        with pytest.raises(InsufficientMemory, match="RAM has no"):
+            weights.sleep()
+    assert driver.pinned == {}
+    assert all(torch.equal(parameter, copy) for parameter, copy in zip(parameters, copies, strict=True))
+    assert weights.sleep() == used_bytes(parameters)
+
+
 def test_weights_sleep_on_while_another_has_the_device():
     driver = FakeDriver(TOTAL, ALIGNMENT_BYTES)
     weights, parameters, copies = filled(driver)
@@ -145,7 +163,3 @@ def test_where_nothing_can_be_mapped_nothing_sleeps():
     assert device_weights(torch.device("cpu"), 1, 2) is None
     with pytest.raises(EngineError, match="cannot sleep"):
         SleeplessWeights().sleep()
-
-
-def test_ram_is_counted():
-    assert pinned_memory.available_host_bytes() > 0

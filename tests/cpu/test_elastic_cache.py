@@ -192,6 +192,42 @@ def test_waking_without_room_for_a_cache_sleeps_on(engine: EngineLoop, monkeypat
     assert engine.wake(24).num_kv_blocks == 24
 
 
+def test_what_ended_in_flight_comes_although_the_model_sleeps(engine: EngineLoop) -> None:
+    engine.submit(Prompt(1, (5, 6, 7), 1, GREEDY))
+    outputs = [] if engine._pipeline_depth == 1 else engine.step()
+    assert outputs == []
+    engine.resize_cache(24)
+    if engine._pipeline_depth == 1:
+        outputs += engine.step()
+    assert engine.sleep().is_asleep
+    assert engine.has_work == (engine._pipeline_depth == 2)
+    outputs += finish(engine)
+    assert [output.finish_reason for output in outputs] == ["length"]
+    engine.wake(24)
+
+
+def test_blocks_that_cannot_be_moved_end_their_sequences_with_one_error_each(
+    engine: EngineLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_room(sources: Sequence[int], targets: Sequence[int]) -> None:
+        raise torch.cuda.OutOfMemoryError("no memory to copy with")
+
+    engine.resize_cache(40)
+    for sequence_id in (1, 2):
+        engine.submit(Prompt(sequence_id, tuple(range(5, 45)), 8, GREEDY))
+    outputs = engine.step()
+    with monkeypatch.context() as patched:
+        patched.setattr(engine._attention, "move_blocks", no_room)
+        assert engine.resize_cache(7).num_kv_blocks == 7
+    outputs += finish(engine)
+    ends = {output.sequence_id: output.finish_reason for output in outputs if output.finish_reason is not None}
+    assert ends == {1: "error", 2: "error"}
+    assert sum(output.finish_reason is not None for output in outputs) == 2
+    engine._scheduler.block_pool.check_integrity()
+    assert engine.stats().num_free_blocks == 7
+    assert len(alone(engine, Prompt(3, (5, 6, 7), 4, GREEDY))) == 4
+
+
 def backends() -> Sequence[AttentionBackend]:
     """One megabyte for a block."""
     cache = CacheSpec(num_layers=4, num_kv_heads=4, head_dim=64, block_size=128, dtype=torch.float32)

@@ -223,6 +223,22 @@ def test_sleep_and_wake(tmp_path: Path) -> None:
     np.testing.assert_array_equal(vectors(engine, texts), before)
 
 
+def test_texts_that_were_aborted_in_flight_keep_no_model_awake(tmp_path: Path) -> None:
+    write_encoder_checkpoint(tmp_path, "bert")
+    engine, texts = open_encoder(tmp_path), random_texts(3)
+    engine._pipeline_depth = 2
+    submit(engine, texts)
+    assert engine.step() == []
+    with pytest.raises(EngineBusy):
+        engine.sleep()
+    for sequence_id in (1, 2, 3):
+        assert engine.abort(sequence_id) is not None
+    assert engine.sleep().is_asleep
+    assert not engine.has_work
+    engine.wake(0)
+    assert len(vectors(engine, texts)) == 3
+
+
 def test_a_step_that_fails_ends_its_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_encoder_checkpoint(tmp_path, "bert")
     engine, texts = open_encoder(tmp_path, max_num_seqs=2), random_texts(4)

@@ -144,7 +144,7 @@ class FakeEngine:
         else:
             self.is_asleep = False
             self.num_blocks = max(1, self.num_used_blocks, min(frame.num_blocks, MOST_BLOCKS))
-        return wire.Memory(frame.call_id, self.memory(), 0.0)
+        return wire.Memory(frame.call_id, self.memory())
 
     def submit(self, prompt: Prompt) -> None:
         self.sequences[prompt.sequence_id] = FakeSequence(prompt)
