@@ -6,8 +6,6 @@ whatever changes a model answers with what it is afterwards.  Translation is in 
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
@@ -16,7 +14,6 @@ from litestar.openapi import ResponseSpec
 
 from app.api.body import JsonBody
 from app.api.streaming import EventStream, json_line
-from app.errors import ModelNotLoaded
 from app.keep_alive import granted_keep_alive
 from app.residency.supervisor import Supervisor
 from app.schema.admin import ModelRequest, ProgressLine
@@ -33,8 +30,6 @@ from app.schema.residency import (
 from app.settings import Settings
 from app.translate.admin import load_line
 from app.translate.running import device_split, event_entry, running_entries
-from store.errors import ModelNotFound
-from store.models import ModelStore
 
 PROGRESS = {200: ResponseSpec(ProgressLine, description="JSON lines; the last one has the status success.")}
 EVENTS = {200: ResponseSpec(ResidencyEvents, description="With follow=true, each event as a JSON line.")}
@@ -80,31 +75,31 @@ async def load_model(data: LoadRequest, supervisor: Supervisor, settings: Settin
 
 
 @post("/share", dto=JsonBody, status_code=200, responses=CHANGES)
-async def share_model(data: ShareRequest, supervisor: Supervisor, models: ModelStore) -> RunningModelEntry:
+async def share_model(data: ShareRequest, supervisor: Supervisor) -> RunningModelEntry:
     """Give a model in memory another share of its device; its requests go on."""
     await supervisor.set_share(data.model, data.share)
-    return await _entry(data.model, supervisor, models)
+    return await _entry(data.model, supervisor)
 
 
 @post("/pin", dto=JsonBody, status_code=200, responses=CHANGES)
-async def pin_model(data: PinRequest, supervisor: Supervisor, models: ModelStore) -> RunningModelEntry:
+async def pin_model(data: PinRequest, supervisor: Supervisor) -> RunningModelEntry:
     """Keep a model in memory whatever else is asked for, or no longer."""
     await supervisor.pin(data.model, data.pin)
-    return await _entry(data.model, supervisor, models)
+    return await _entry(data.model, supervisor)
 
 
 @post("/sleep", dto=JsonBody, status_code=200, responses=CHANGES)
-async def put_model_to_sleep(data: ModelRequest, supervisor: Supervisor, models: ModelStore) -> RunningModelEntry:
+async def put_model_to_sleep(data: ModelRequest, supervisor: Supervisor) -> RunningModelEntry:
     """Give a model's device memory back and keep its weights in RAM; its open requests finish first."""
     await supervisor.sleep(data.model)
-    return await _entry(data.model, supervisor, models)
+    return await _entry(data.model, supervisor)
 
 
 @post("/wake", dto=JsonBody, status_code=200, responses=CHANGES)
-async def wake_model(data: ModelRequest, supervisor: Supervisor, models: ModelStore) -> RunningModelEntry:
+async def wake_model(data: ModelRequest, supervisor: Supervisor) -> RunningModelEntry:
     """Bring a sleeping model back."""
     await supervisor.wake(data.model)
-    return await _entry(data.model, supervisor, models)
+    return await _entry(data.model, supervisor)
 
 
 @post("/stop", dto=JsonBody, status_code=200)
@@ -140,16 +135,10 @@ async def list_events(
     )
 
 
-async def _entry(name: str, supervisor: Supervisor, models: ModelStore) -> RunningModelEntry:
+async def _entry(name: str, supervisor: Supervisor) -> RunningModelEntry:
     """What the model of this name or alias is now.  Raises `ModelNotLoaded` if it has left in the same moment."""
-    # The files of a model may be gone while it is in memory.
-    with contextlib.suppress(ModelNotFound):
-        name = (await asyncio.to_thread(models.find, name)).name
-    for state in supervisor.states():
-        for entry in running_entries(state):
-            if entry.name == name:
-                return entry
-    raise ModelNotLoaded(f"{name} is not in memory any more; `quire events` says why.")
+    name, state = await supervisor.state(name)
+    return next(entry for entry in running_entries(state) if entry.name == name)
 
 
 residency_router = Router(

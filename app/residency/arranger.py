@@ -12,7 +12,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 
-from app.residency.events import EventLog
+from app.residency.events import EventKind, EventLog
 from app.residency.ledger import Ledger, Overdrawn
 from app.residency.lifecycle import Lifecycle
 from app.residency.model_loader import WorkerKey
@@ -34,6 +34,8 @@ _LOOK_AGAIN_S = 1.0
 """While a model waits for its turn: nobody says when the requests that are owed an answer have got it."""
 _PAUSE_S = 0.01
 """Between two looks, however much happens meanwhile."""
+LONGEST_WAIT_S = 1800.0
+"""For a model's turn.  Longer than any queue is: somebody in the way does not come to an end."""
 
 NeedOf = Callable[[Slot, Sequence[DeviceShare]], Awaitable[Need]]
 """What a model will take; raises the error that whoever waits for it gets."""
@@ -102,13 +104,14 @@ class Arranger:
         for slot in self._wanted():
             if slot.is_wanted and (refusal := await self._bring(slot)) is not None:
                 blocked.append((slot, refusal))
+        self._refuse_overdue(blocked)
         self._end_needless_drains()
-        await self._take_turns(blocked)
+        await self._take_turns([(slot, refusal) for slot, refusal in blocked if slot.is_wanted])
 
     def _wanted(self) -> list[Slot]:
         """Those that somebody waits for, the longest wait first."""
         wanted = [slot for slot in self._slots.values() if slot.is_wanted]
-        return sorted(wanted, key=lambda slot: (slot.line.oldest_at or 0.0, slot.name))
+        return sorted(wanted, key=lambda slot: (slot.line.first.at if slot.line.first else 0.0, slot.name))
 
     async def _bring(self, slot: Slot) -> NoRoom | None:
         """Start loading or waking a model, with the room that takes; returns why that has to wait, if it has to."""
@@ -117,7 +120,8 @@ class Arranger:
         except Exception as error:
             if not isinstance(error, (EngineError, StoreError)):
                 logger.exception("%s could not be arranged", slot.name)
-            self._lifecycle.refuse(slot, error, f"It cannot be loaded: {getattr(error, 'message', error)}")
+            kind: EventKind = "refuse" if isinstance(error, InsufficientMemory) else "fail"
+            self._lifecycle.refuse(slot, error, f"It cannot be loaded: {getattr(error, 'message', error)}", kind)
             return None
 
     async def _try_to_bring(self, slot: Slot) -> NoRoom | None:
@@ -126,7 +130,7 @@ class Arranger:
             found = await self._find_room(slot, devices)
             if isinstance(found, NoRoom):
                 if found.could_wait:
-                    slot.note = found.sentence
+                    slot.say(found.sentence)
                     return found
                 raise InsufficientMemory(found.sentence)
             device = next(one for one in devices if one.name == found.device)
@@ -177,7 +181,7 @@ class Arranger:
         if slot.phase is Phase.COLD and any(
             other.phase is Phase.LOADING and other.device == device.name for other in self._slots.values()
         ):
-            slot.note = f"waiting until another model is loaded on {device.name}"
+            slot.say(f"waiting until another model is loaded on {device.name}")
             return True
         return any(
             drained.device == device.name and claimant is not slot for drained, claimant in self._drained_for.items()
@@ -216,6 +220,16 @@ class Arranger:
         told = f"The model {slot.name} was stopped to make room for another; ask again."
         await self._lifecycle.end(slot, "evict", why, told=told)
 
+    def _refuse_overdue(self, blocked: Sequence[tuple[Slot, NoRoom]]) -> None:
+        """Nobody waits for ever, whatever the models in the way are doing."""
+        now = asyncio.get_running_loop().time()
+        for slot, refusal in blocked:
+            if slot.line.waited_s(now) >= LONGEST_WAIT_S:
+                why = f"Its turn did not come within {span_text(LONGEST_WAIT_S)}: {refusal.sentence}"
+                self._events.record("refuse", slot.name, why)
+                error = InsufficientMemory(f"{slot.name} cannot serve.  {why}")
+                slot.line.refuse(error, who_came_by=now - LONGEST_WAIT_S)
+
     def _end_needless_drains(self) -> None:
         """Those for whom others were drained have come, or nobody waits for them any more."""
         for drained, claimant in list(self._drained_for.items()):
@@ -247,10 +261,9 @@ class Arranger:
             self._timer = loop.call_later(_LOOK_AGAIN_S, self._look_again)
 
     def _drain(self, slot: Slot, claimant: Slot, now: float) -> None:
-        slot.phase = Phase.DRAINING
-        slot.note = f"finishes its requests before it is the turn of {claimant.name}"
+        slot.drain(f"finishes its requests before it is the turn of {claimant.name}")
         self._drained_for[slot] = claimant
-        waited = span_text(now - (claimant.line.oldest_at or now))
+        waited = span_text(claimant.line.waited_s(now))
         self._events.record(
             "drain", slot.name, f"Requests for {claimant.name} have waited for {waited}; it is its turn.",
             device=slot.device,
@@ -265,7 +278,7 @@ def _waiting(slot: Slot, refusal: NoRoom, now: float) -> Waiting:
     return Waiting(
         name=slot.name,
         device=refusal.device,
-        oldest_wait_s=now - (slot.line.oldest_at or now),
+        oldest_wait_s=slot.line.waited_s(now),
         num_queued=len(slot.line),
         short_bytes=refusal.short_bytes,
     )

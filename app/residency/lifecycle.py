@@ -60,8 +60,8 @@ class Lifecycle:
     def start_load(self, slot: Slot, placement: Placement, device: DeviceShare) -> None:
         """Promise the memory and start the worker; returns at once.  Raises `Overdrawn`."""
         self._ledger.reserve(slot.name, device, placement.budget_bytes)
-        slot.phase, slot.device = Phase.LOADING, device.name
-        slot.note, slot.failure = "starting its worker", ""
+        slot.phase, slot.device, slot.failure = Phase.LOADING, device.name, ""
+        slot.say("starting its worker")
         self.record(slot, "load", _why_loaded(slot, placement))
         load = self._loads[slot] = self._run(self._load(slot, placement))
         load.add_done_callback(partial(self._load_ended, slot))
@@ -89,6 +89,9 @@ class Lifecycle:
             self.record(slot, "unload", "It was stopped while it was loading.", size_bytes=0)
             self._forget(slot)
             slot.line.refuse(WorkerDied(f"{slot.name} was stopped while it was loading; ask again to load it anew."))
+        elif load.cancelling():
+            # It had come as far as its worker in the very moment that it was broken off.
+            self.start_end(slot, "unload", "It was stopped while it was loading.")
         self._changed()
 
     def _settle(self, slot: Slot, model: ResidentModel) -> None:
@@ -127,14 +130,15 @@ class Lifecycle:
         """Move the weights to host memory.  Raises the `EngineError` of a worker that cannot and goes on as before."""
         model = slot.model
         assert model is not None
-        slot.phase, slot.note = Phase.FALLING_ASLEEP, "going to sleep"
+        slot.phase = Phase.FALLING_ASLEEP
+        slot.say("going to sleep")
         try:
             memory = await model.worker.sleep()
         except EngineError:
             # One that has died is cleaned up after, and whoever waits for it gets a fresh one.
             if slot.phase is Phase.FALLING_ASLEEP and model.worker.failure is None:
                 slot.resume_turn()
-                slot.run_down()
+            self._changed()
             raise
         if slot.phase is not Phase.FALLING_ASLEEP:
             raise WorkerDied(f"{slot.name} ended while it was going to sleep.")
@@ -151,11 +155,13 @@ class Lifecycle:
     def start_wake(self, slot: Slot, placement: Placement, device: DeviceShare) -> None:
         """Promise the memory and wake the worker; returns at once.  Raises `Overdrawn`."""
         self._ledger.resize(slot.name, device, placement.budget_bytes)
-        slot.phase, slot.note = Phase.WAKING, "waking up"
+        slot.phase = Phase.WAKING
+        slot.say("waking up")
         slot.run_down()
-        self._run(self._wake(slot, placement))
+        why = slot.line.first.why if slot.line.first else ""
+        self._run(self._wake(slot, placement, why))
 
-    async def _wake(self, slot: Slot, placement: Placement) -> None:
+    async def _wake(self, slot: Slot, placement: Placement, why: str) -> None:
         model = slot.model
         assert model is not None
         started_at = asyncio.get_running_loop().time()
@@ -170,7 +176,7 @@ class Lifecycle:
         slot.asleep_bytes = slot.host_bytes = 0
         self._adopt(slot, model, memory)
         seconds = asyncio.get_running_loop().time() - started_at
-        self.record(slot, "wake", f"Somebody asked for it; it was awake after {seconds:.1f} s.")
+        self.record(slot, "wake", f"{why} It was awake after {seconds:.1f} s.".lstrip())
         slot.begin_turn()
         self._changed()
 
@@ -179,10 +185,12 @@ class Lifecycle:
     async def resize(self, slot: Slot, kv_bytes: int, device: DeviceShare, why: str) -> None:
         """Give a model's KV cache `kv_bytes`, as near as its worker can come.
 
-        Raises the `EngineError` of a worker that refused, with nothing changed, and `Overdrawn` for what is not free.
+        Raises the `EngineError` of a worker that refused, with nothing changed, or has ended, and `Overdrawn` for what
+        is not free.
         """
         model = slot.model
-        assert model is not None
+        if model is None:
+            raise WorkerDied(f"{slot.name} has ended in this moment; try again.")
         before = model.kv_bytes
         num_blocks = model.blocks_of(kv_bytes)
         if num_blocks == model.facts.num_kv_blocks:
@@ -214,11 +222,15 @@ class Lifecycle:
         It takes no more requests from this moment on.  Open ones end with one error each, which says `told`, or why;
         whoever waits in line goes on waiting, for a worker that is loaded anew.
         """
-        if (load := self._loads.get(slot)) is not None:
-            load.cancel()
+        load = self._loads.get(slot)
+        if load is not None and not load.done():
+            # Only once: a second time would break off the end of its worker.
+            if not load.cancelling():
+                load.cancel()
             return load
         if slot not in self._endings and slot.model is not None:
-            slot.phase, slot.note = Phase.LEAVING, "ending its worker"
+            slot.phase = Phase.LEAVING
+            slot.say("ending its worker")
             slot.run_down()
             self.record(slot, kind, why, size_bytes=0)
             self._endings[slot] = self._run(self._end(slot, slot.model, told or why))
@@ -255,9 +267,7 @@ class Lifecycle:
         slot.run_down()
 
     async def close(self) -> None:
-        """Break off all loads and wait for everything that is on its way."""
-        for load in self._loads.values():
-            load.cancel()
+        """Wait for everything that is on its way, once every model has been ended."""
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def observe(self, model: ResidentModel) -> None:
@@ -282,10 +292,10 @@ class Lifecycle:
 
 
 def _why_loaded(slot: Slot, placement: Placement) -> str:
-    why = f"Somebody asked for it; it may take {format_bytes(placement.budget_bytes)} of {placement.device}."
+    why = slot.line.first.why if slot.num_attempts == 0 and slot.line.first else "It is tried once more."
+    may_take = f"It may take {format_bytes(placement.budget_bytes)} of {placement.device}."
     # The reasons behind those of the actions are about this model itself.
-    own = placement.reasons[len(placement.actions) :]
-    return " ".join((why if slot.num_attempts == 0 else f"Another attempt: {why}", *own))
+    return " ".join((why, may_take, *placement.reasons[len(placement.actions) :]))
 
 
 def _summary(model: ResidentModel) -> str:

@@ -57,6 +57,10 @@ class Room:
         in_use = {slot.device for slot in self._slots.values() if slot.device}
         return tuple(device for device in await self._measure(in_use) if device.name in in_use)
 
+    async def measure_one(self, device: str) -> DeviceShare | None:
+        """One device by its name; None if it is there no more."""
+        return next((one for one in await self._measure({device}) if one.name == device), None)
+
     async def _measure(self, settings: Collection[str]) -> tuple[DeviceShare, ...]:
         models = [slot.model for slot in self._slots.values() if slot.model is not None and not is_gpu(slot.device)]
         pids = [model.worker.pid for model in models if model.worker.pid is not None]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 
 from app.errors import QueueFull
@@ -23,17 +23,22 @@ from store.models import InstalledModel
 
 LONGEST_RETRY_AFTER_S = 60.0
 _UNKNOWN_LOAD_S = 5.0
+_REQUESTED = "A request asked for it."
 
 
 class Phase(Enum):
     COLD = auto()
     LOADING = auto()
     READY = auto()
-    DRAINING = auto()
+    DRAINING = auto()  # open requests go on to their end, new ones wait
     LEAVING = auto()  # its worker is ending
     FALLING_ASLEEP = auto()
     ASLEEP = auto()
     WAKING = auto()
+
+
+ON_ITS_WAY = (Phase.LOADING, Phase.LEAVING, Phase.FALLING_ASLEEP, Phase.WAKING)
+"""Phases that end by themselves, soon."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +64,14 @@ class Slot:
         self.name = name
         self.names = [installed.name]
         self.wishes = wishes
+        self._first_wishes = replace(wishes)
         self.is_kept = False
         """Somebody has said how the model is to be kept, which holds the next time it is loaded, too."""
         self.keep_alive_s = wishes.keep_alive_s
         self.phase = Phase.COLD
         self.line = WaitingLine()
         self.note = ""
-        """What it is doing, for people."""
+        """What it is doing, for people; those who listen hear what is given to `say`."""
         self.failure = ""
         """Why it is not there, until somebody asks for it anew."""
         self.progress_listeners: set[asyncio.Queue[Progress | None]] = set()
@@ -114,18 +120,19 @@ class Slot:
         """Of the requests that were queued when its turn began, those that are not answered yet."""
         return len(self._owed)
 
-    def join(self, *, is_request: bool = True) -> asyncio.Future[None]:
-        """A place in line, for `admitted`; raises `QueueFull`.
-
-        Loading by hand is no request: the bound of the queue is not for it.
-        """
+    def join(self) -> asyncio.Future[None]:
+        """A request's place in line, for `admitted`; raises `QueueFull`."""
         num_open = self.num_leases + len(self.line)
-        if is_request and num_open >= self._max_queue:
+        if num_open >= self._max_queue:
             raise QueueFull(
                 f"{self.name} already has {num_open:,} open requests; try again in a moment.",
                 retry_after_s=self._retry_after_s(),
             )
-        place = self.line.join()
+        return self.join_by_hand(_REQUESTED)
+
+    def join_by_hand(self, why: str) -> asyncio.Future[None]:
+        """A place in line for no request but for the reason that `why` says; the queue has no bound for it."""
+        place = self.line.join(why)
         if self.is_open:
             self._admit_line()
         else:
@@ -153,6 +160,11 @@ class Slot:
             self.run_down()
             self._told.changed()
 
+    def drain(self, note: str) -> None:
+        """Take no new requests until `resume_turn` or another phase; `note` says why."""
+        self.phase = Phase.DRAINING
+        self.say(note)
+
     def begin_turn(self) -> None:
         """It serves from now on; everybody in line is admitted and owed an answer before its turn ends."""
         self.phase = Phase.READY
@@ -169,7 +181,17 @@ class Slot:
         self._admit_line()
         self.run_down()
 
+    def forget_wishes(self) -> None:
+        """What people have said of the model holds no longer, but what the settings say."""
+        self.wishes, self.failure, self.is_kept = replace(self._first_wishes), "", False
+
+    def say(self, note: str) -> None:
+        """Tell those who wait what is happening."""
+        if note != self.note:
+            self.report(Progress(note, 0, 0))
+
     def report(self, progress: Progress) -> None:
+        """Pass on how far its worker is."""
         self.note = progress.stage
         for listener in self.progress_listeners:
             listener.put_nowait(progress)

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,9 +29,8 @@ from app.residency.model_state import ModelState
 from app.residency.placement import reshare
 from app.residency.room import Gauges, Room
 from app.residency.roster import Roster
-from app.residency.slot import Phase, Slot, Told
+from app.residency.slot import ON_ITS_WAY, Phase, Slot, Told
 from app.residency.tenants import DeviceShare, NoRoom, Shrink
-from app.residency.wishes import Wishes
 from app.residency.words import span_text
 from app.settings import Settings
 from engine.api.errors import InsufficientMemory, WorkerDied
@@ -106,69 +105,79 @@ class Supervisor:
     # -- people ----------------------------------------------------------------------------------------------------
 
     async def load(
-        self, name: str, *, share: float | None = None, pin: bool | None = None, keep_alive: float | None = None
+        self,
+        name: str,
+        *,
+        share: float | None = None,
+        pin: bool | None = None,
+        keep_alive: float | None = None,
+        why: str = "Somebody loaded it.",
     ) -> AsyncGenerator[Progress, None]:
         """Load or wake a model, kept as these say from now on, and yield progress until it serves.
 
-        Raises as `serving` does.
+        The first progress comes as soon as the model is in line; `why` is for the event log.  Raises as `serving` does.
         """
         slot, _ = await self._slot_of(name)
         slot.is_kept = slot.is_kept or any(wish is not None for wish in (share, pin, keep_alive))
-        if share is not None and slot.phase is Phase.COLD:
+        comes_with_share = slot.phase in (Phase.COLD, Phase.ASLEEP)
+        if share is not None and comes_with_share:
             slot.wishes.share = share
-        elif share is not None:
-            await self._undisturbed(self._set_share(slot, share))
         if keep_alive is not None:
             slot.wishes.keep_alive_s = slot.keep_alive_s = keep_alive
         if pin is not None:
             self._pin(slot, pin)
-        async for progress in self._bring(slot):
-            yield progress
+        async with aclosing(self._bring(slot, why)) as reports:
+            async for progress in reports:
+                yield progress
+        if share is not None and not comes_with_share:
+            await self._undisturbed(self._set_share(slot, share))
 
     async def wake(self, name: str) -> None:
         """Have a model that sleeps awake again.  Raises `ModelNotLoaded`, or as `serving` does."""
-        async for _ in self._bring(self._roster.here(name)):
-            pass
+        slot = await self._here(name)
+        async with aclosing(self._bring(slot, "Somebody woke it.")) as reports:
+            async for _ in reports:
+                pass
 
     async def sleep(self, name: str) -> None:
         """Move a model's weights to host memory, as soon as its open requests are done; later ones will wake it.
 
         Raises `ModelNotLoaded`, and the `EngineError` for which it cannot sleep.
         """
-        await self._undisturbed(self._sleep(self._roster.here(name)))
+        await self._undisturbed(self._sleep(await self._here(name)))
 
     async def stop(self, name: str) -> bool:
         """End a model, loading or loaded; its requests end with one error each.  False if it was not there.
 
         A worker that answers for other names too goes on, and so do its requests.
         """
-        slot, installed = await self._roster.known(name)
-        self._roster.forget_name(installed)
+        canonical, slot = await self._roster.answering(name)
+        self._roster.forget_name(canonical)
         if slot is None:
             return False
-        if slot.names != [installed.name]:
-            slot.names.remove(installed.name)
+        if slot.names != [canonical]:
+            slot.names.remove(canonical)
             return True
         was_there = slot.phase is not Phase.COLD or len(slot.line) > 0
-        slot.wishes, slot.failure = Wishes.from_settings(self._settings, installed), ""
-        slot.is_kept = False
-        told = f"The model {installed.name} was stopped; ask again to load it anew."
+        slot.forget_wishes()
+        told = f"The model {canonical} was stopped; ask again to load it anew."
         slot.line.refuse(WorkerDied(told))
         await self._undisturbed(self._lifecycle.end(slot, "unload", "Somebody stopped it.", told=told))
         return was_there
 
     async def pin(self, name: str, is_pinned: bool) -> None:
         """A pinned model leaves only when somebody stops it.  Raises `ModelNotLoaded`."""
-        slot = self._roster.here(name)
+        slot = await self._here(name)
         slot.is_kept = True
         self._pin(slot, is_pinned)
 
     async def set_share(self, name: str, share: float) -> None:
         """Give a model a share of its device; others give what they do not use, and nobody has to leave.
 
-        Raises `ModelNotLoaded`, and `InsufficientMemory` with the share that there is room for.
+        One that is on its way gets it as soon as it is there.  Raises `ModelNotLoaded`, and `InsufficientMemory` with
+        the share that there is room for.
         """
-        slot = self._roster.here(name)
+        slot = await self._here(name)
         await self._undisturbed(self._set_share(slot, share))
         slot.is_kept = True
 
@@ -181,19 +190,13 @@ class Supervisor:
 
     def states(self) -> tuple[ModelState, ...]:
         """All models that are in memory, asked for, or failed."""
-        held = {entry.name: entry.held_bytes for entry in self.ledger}
-        now, epoch_now = asyncio.get_running_loop().time(), time.time()
-        return tuple(
-            state_of(
-                slot,
-                held_bytes=held.get(slot.name, 0),
-                device_bytes=self._room.total_bytes(slot.device),
-                now=now,
-                epoch_now=epoch_now,
-            )
-            for slot in self._slots.values()
-            if slot.phase is not Phase.COLD or slot.line or slot.failure
-        )
+        shown = (slot for slot in self._slots.values() if slot.phase is not Phase.COLD or slot.line or slot.failure)
+        return tuple(map(self._state_of, shown))
+
+    async def state(self, name: str) -> tuple[str, ModelState]:
+        """What the model of this name or alias is called, and its state.  Raises `ModelNotLoaded`, `StoreError`."""
+        canonical, slot = await self._roster.here(name)
+        return canonical, self._state_of(slot)
 
     async def devices(self) -> tuple[DeviceShare, ...]:
         """The devices that models go to or are on, measured now."""
@@ -210,8 +213,13 @@ class Supervisor:
             self._lifecycle.observe(resident)
 
     async def close(self, grace_s: float = SHUTDOWN_GRACE_S) -> None:
-        """Stop everything, loads included; open requests have `grace_s` to finish, then end with one error each."""
+        """Stop everything, loads included; open requests have `grace_s` to finish, then end with one error each.
+
+        Those that still wait in line end at once.
+        """
         self._is_closing = True
+        for slot in self._slots.values():
+            slot.line.refuse(_shutting_down())
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(grace_s):
                 while any(slot.num_leases for slot in self._slots.values()):
@@ -219,8 +227,6 @@ class Supervisor:
         await self._arranger.close()
         await self._balancer.close()
         reason = "The daemon is shutting down."
-        for slot in self._slots.values():
-            slot.line.refuse(ShuttingDown("The daemon is shutting down; start it again and repeat the request."))
         slots = tuple(self._slots.values())
         await asyncio.gather(*(self._lifecycle.end(slot, "unload", reason, told=reason) for slot in slots))
         await self._lifecycle.close()
@@ -230,11 +236,13 @@ class Supervisor:
 
     # -- within ----------------------------------------------------------------------------------------------------
 
-    async def _bring(self, slot: Slot) -> AsyncGenerator[Progress, None]:
+    async def _bring(self, slot: Slot, why: str) -> AsyncGenerator[Progress, None]:
         """Wait in line as a request does, with progress, and then only let the keep-alive begin."""
         listener: asyncio.Queue[Progress | None] = asyncio.Queue()
+        place = slot.join_by_hand(why)
+        if not place.done():
+            listener.put_nowait(Progress(slot.note or "waiting for room", 0, 0))
         slot.progress_listeners.add(listener)
-        place = slot.join(is_request=False)
         place.add_done_callback(lambda _: listener.put_nowait(None))
         try:
             while (progress := await listener.get()) is not None:
@@ -247,41 +255,57 @@ class Supervisor:
         await place
 
     async def _sleep(self, slot: Slot) -> None:
-        if slot.phase is Phase.READY:
-            slot.phase, slot.note = Phase.DRAINING, "finishes its requests before it sleeps"
-        while slot.phase is Phase.DRAINING and not slot.is_idle:
+        while True:
+            async with self._deciding_about(slot):
+                if slot.phase is Phase.ASLEEP:
+                    return
+                if slot.phase is Phase.READY:
+                    slot.drain("finishes its requests before it sleeps")
+                if slot.phase is not Phase.DRAINING:
+                    raise ModelNotLoaded(f"{slot.name} has left memory meanwhile; `quire events` says why.")
+                if slot.is_idle:
+                    await self._lifecycle.sleep(slot, "Somebody put it to sleep.")
+                    return
             await self._next_change()
-        async with self._room.deciding:
-            if slot.phase is Phase.ASLEEP:
-                return
-            if slot.phase is not Phase.DRAINING or slot.model is None:
-                raise ModelNotLoaded(f"{slot.name} is not in memory, or on its way; `quire ps` shows it.")
-            await self._lifecycle.sleep(slot, "Somebody put it to sleep.")
 
     async def _set_share(self, slot: Slot, share: float) -> None:
-        async with self._room.deciding:
-            if slot.phase not in (Phase.READY, Phase.DRAINING):
+        async with self._deciding_about(slot):
+            device = await self._room.measure_one(slot.device) if slot.device else None
+            # It may have ended while that was measured.
+            if device is not None and slot.phase in (Phase.READY, Phase.DRAINING):
+                await self._reshare(slot, share, device)
+                slot.wishes.share = share
+                self._lifecycle.record(slot, "share", f"Its share is {share:g} of {device.name}.")
+            else:
                 slot.wishes.share = share
                 self._lifecycle.record(slot, "share", f"Its share will be {share:g} when it is awake.")
-                return
-            device = next(one for one in await self._room.measure_in_use() if one.name == slot.device)
-            tenants = self._room.tenants_on(device.name)
-            tenant = next(one for one in tenants if one.name == slot.name)
-            now = asyncio.get_running_loop().time()
-            found = reshare(tenant, share, device=device, tenants=tenants, now=now)
-            if isinstance(found, NoRoom):
-                self.events.record("refuse", slot.name, found.sentence, device=device.name)
-                raise InsufficientMemory(found.sentence)
-            by_name = {one.name: one for one in self._slots.values()}
-            for action, why in zip(found.actions, found.reasons, strict=False):
-                assert isinstance(action, Shrink), "nobody leaves for another's share"
-                await self._lifecycle.resize(by_name[action.name], action.kv_bytes, device, why)
-            try:
-                await self._lifecycle.resize(slot, found.kv_bytes, device, f"its share is {share:g} now.")
-            except Overdrawn as error:
-                raise InsufficientMemory(f"Others gave less than was expected of them: {error} Try again.") from error
-            slot.wishes.share = share
-            self._lifecycle.record(slot, "share", f"Its share is {share:g} of {device.name}.")
+
+    async def _reshare(self, slot: Slot, share: float, device: DeviceShare) -> None:
+        """Let others shrink as far as it takes, then the model grow or shrink to its share."""
+        tenants = self._room.tenants_on(device.name)
+        tenant = next(one for one in tenants if one.name == slot.name)
+        found = reshare(tenant, share, device=device, tenants=tenants, now=asyncio.get_running_loop().time())
+        if isinstance(found, NoRoom):
+            self.events.record("refuse", slot.name, found.sentence, device=device.name)
+            raise InsufficientMemory(found.sentence)
+        by_name = {one.name: one for one in self._slots.values()}
+        for action, why in zip(found.actions, found.reasons, strict=False):
+            assert isinstance(action, Shrink), "nobody leaves for another's share"
+            await self._lifecycle.resize(by_name[action.name], action.kv_bytes, device, why)
+        try:
+            await self._lifecycle.resize(slot, found.kv_bytes, device, f"its share is {share:g} now.")
+        except Overdrawn as error:
+            raise InsufficientMemory(f"Others gave less than was expected of them: {error} Try again.") from error
+
+    @asynccontextmanager
+    async def _deciding_about(self, slot: Slot) -> AsyncIterator[None]:
+        """Hold `Room.deciding`, once a model that is on its way has arrived or left."""
+        while True:
+            async with self._room.deciding:
+                if slot.phase not in ON_ITS_WAY:
+                    yield
+                    return
+            await self._next_change()
 
     def _pin(self, slot: Slot, is_pinned: bool) -> None:
         if slot.wishes.is_pinned != is_pinned:
@@ -292,10 +316,25 @@ class Supervisor:
         self._changed()
 
     async def _slot_of(self, name: str, tasks: tuple[Task, ...] = ()) -> tuple[Slot, InstalledModel]:
-        slot, installed = await self._roster.slot_of(name, self._told, tasks)
+        found = await self._roster.slot_of(name, self._told, tasks)
         if self._is_closing:
-            raise ShuttingDown("The daemon is shutting down; start it again and repeat the request.")
-        return slot, installed
+            raise _shutting_down()
+        return found
+
+    async def _here(self, name: str) -> Slot:
+        _, slot = await self._roster.here(name)
+        if self._is_closing:
+            raise _shutting_down()
+        return slot
+
+    def _state_of(self, slot: Slot) -> ModelState:
+        return state_of(
+            slot,
+            held_bytes=next((entry.held_bytes for entry in self.ledger if entry.name == slot.name), 0),
+            device_bytes=self._room.total_bytes(slot.device),
+            now=asyncio.get_running_loop().time(),
+            epoch_now=time.time(),
+        )
 
     def _changed(self) -> None:
         self._roster.drop_blanks()
@@ -327,3 +366,7 @@ class Supervisor:
         # Its exception counts as seen then.
         task.add_done_callback(lambda done: done.cancelled() or done.exception())
         await asyncio.shield(task)
+
+
+def _shutting_down() -> ShuttingDown:
+    return ShuttingDown("The daemon is shutting down; start it again and repeat the request.")

@@ -7,30 +7,44 @@ Each is admitted or refused exactly once, or leaves of its own accord.  Knows no
 from __future__ import annotations
 
 import asyncio
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """When somebody came into line, by the event loop's clock in seconds, and why, in a sentence."""
+
+    at: float
+    why: str
 
 
 class WaitingLine:
-    """Places in the order of arrival; times are the event loop's, in seconds."""
+    """Places in the order of arrival."""
 
     def __init__(self) -> None:
-        self._places: dict[asyncio.Future[None], float] = {}
+        self._places: dict[asyncio.Future[None], Arrival] = {}
 
     def __len__(self) -> int:
         return len(self._places)
 
     @property
-    def oldest_at(self) -> float | None:
-        """When the first in line came; None while nobody waits."""
+    def first(self) -> Arrival | None:
+        """Who came first; None while nobody waits."""
         return next(iter(self._places.values()), None)
 
-    def join(self) -> asyncio.Future[None]:
+    def waited_s(self, now: float) -> float:
+        """For how long the first one has waited; 0 while nobody does."""
+        return 0.0 if self.first is None else now - self.first.at
+
+    def join(self, why: str) -> asyncio.Future[None]:
         """A place at the end of the line, to be awaited: it ends with the admission, or raises the refusal.
 
         Whoever is cancelled while it waits calls `leave`.
         """
         loop = asyncio.get_running_loop()
         place = loop.create_future()
-        self._places[place] = loop.time()
+        self._places[place] = Arrival(loop.time(), why)
         return place
 
     def leave(self, place: asyncio.Future[None]) -> bool:
@@ -41,17 +55,19 @@ class WaitingLine:
 
     def admit(self) -> list[asyncio.Future[None]]:
         """Admit everybody; returns their places."""
-        places = self._take()
+        places = self._take(math.inf)
         for place in places:
             place.set_result(None)
         return places
 
-    def refuse(self, error: Exception) -> None:
-        """Raise `error` for everybody."""
-        for place in self._take():
+    def refuse(self, error: Exception, *, who_came_by: float = math.inf) -> None:
+        """Raise `error` for everybody, or for those who came at that time or before."""
+        for place in self._take(who_came_by):
             place.set_exception(error)
 
-    def _take(self) -> list[asyncio.Future[None]]:
+    def _take(self, who_came_by: float) -> list[asyncio.Future[None]]:
         """All who still wait; one that was cancelled leaves as soon as its owner runs."""
-        places, self._places = self._places, {}
-        return [place for place in places if not place.done()]
+        taken = [place for place, arrival in self._places.items() if arrival.at <= who_came_by]
+        for place in taken:
+            del self._places[place]
+        return [place for place in taken if not place.done()]

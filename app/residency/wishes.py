@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from app.residency_settings import ResidentSettings
 from app.settings import Settings
-from store.models import InstalledModel
-from store.names import parse_model_name
 
 
 @dataclass(slots=True)
@@ -28,15 +27,15 @@ class Wishes:
     max_model_len: int | None = None
 
     @classmethod
-    def from_settings(cls, settings: Settings, installed: InstalledModel) -> Wishes:
-        """What `[[resident]]` says of this model, or what holds for all."""
-        for resident in settings.residents:
-            if installed.name == parse_model_name(resident.model).text:
-                return cls(
-                    share=settings.gpu_memory_utilization if resident.share is None else resident.share,
-                    keep_alive_s=settings.keep_alive if resident.keep_alive is None else resident.keep_alive,
-                    is_pinned=resident.pin,
-                    device=resident.device or settings.device,
-                    max_model_len=resident.max_model_len,
-                )
-        return cls(share=settings.gpu_memory_utilization, keep_alive_s=settings.keep_alive, device=settings.device)
+    def of_settings(cls, settings: Settings, resident: ResidentSettings | None) -> Wishes:
+        """What `resident` says of a model, and what holds for all where it says nothing."""
+        usual = cls(share=settings.gpu_memory_utilization, keep_alive_s=settings.keep_alive, device=settings.device)
+        if resident is None:
+            return usual
+        return cls(
+            share=usual.share if resident.share is None else resident.share,
+            keep_alive_s=usual.keep_alive_s if resident.keep_alive is None else resident.keep_alive,
+            device=resident.device or usual.device,
+            is_pinned=resident.pin,
+            max_model_len=resident.max_model_len,
+        )

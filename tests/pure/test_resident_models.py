@@ -8,7 +8,6 @@ from typing import Any
 
 from app.errors import ShuttingDown
 from app.residency.events import EventLog
-from app.residency.model_state import ModelState
 from app.residency_settings import ResidentSettings
 from app.resident_models import load_residents
 from engine.api.errors import InsufficientMemory
@@ -31,15 +30,14 @@ class FakeSupervisor:
         self.loaded: list[str] = []
         self._is_loading = asyncio.Lock()
 
-    def states(self) -> tuple[ModelState, ...]:
-        return tuple(ModelState(names=(name,), state="loading", digest="") for name in self.line)
-
-    async def load(self, name: str) -> AsyncGenerator[Progress, None]:
+    async def load(self, name: str, *, why: str) -> AsyncGenerator[Progress, None]:
         # The later one asks, the sooner one is found.
         await asyncio.sleep(0.03 / (1 + len(self.line)))
         if isinstance(FAILURES.get(name), ModelNotFound):
             raise FAILURES[name]
+        assert "start" in why
         self.line.append(name)
+        yield Progress("waiting for room", 0, 0)
         async with self._is_loading:
             yield Progress("loading weights", 1, 2)
             if name in FAILURES:
