@@ -164,6 +164,47 @@ def test_its_memory_changes_while_it_serves_and_it_sleeps_when_idle(worker: Work
     assert (outputs[5][-1].finish_reason, stats.num_blocks) == ("length", 20)
 
 
+def test_calls_between_everything_else_have_one_answer_each_in_order(worker: WorkerPeer, checkpoint: Path):
+    assert isinstance(worker.start(config_for(checkpoint)), wire.Ready)
+
+    def prompts(*sequence_ids: int) -> wire.Submit:
+        return wire.Submit(tuple(Prompt(one, (5, 6, 7, one), 100, GREEDY) for one in sequence_ids))
+
+    for frame in (
+        prompts(1, 2, 3, 4, 5, 6),
+        wire.ResizeCache(1, 9),
+        wire.Abort((1, 2, 99)),
+        wire.Sleep(2),
+        wire.ResizeCache(3, 20),
+        wire.ResizeCache(4, 1),
+        wire.Abort((3, 4, 5, 6)),
+        wire.Sleep(5),
+        prompts(7),
+        wire.ResizeCache(6, 5),
+        wire.Wake(7, 12),
+        prompts(8, 9),
+        wire.Wake(8, 30),
+    ):
+        worker.send(frame)
+    calls: list[wire.Memory | wire.Refused] = []
+    ends: dict[int, str | None] = {}
+    while len(calls) < 8 or len(ends) < 9:
+        frame = worker.receive()
+        if not isinstance(frame, wire.Steps):
+            assert isinstance(frame, wire.Memory | wire.Refused)
+            calls.append(frame)
+            continue
+        for output in frame.outputs:
+            assert output.sequence_id not in ends, "nothing comes after a terminal output"
+            if output.finish_reason is not None:
+                ends[output.sequence_id] = output.finish_reason
+    assert [call.call_id for call in calls] == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert isinstance(calls[4], wire.Memory) and calls[4].memory.is_asleep
+    assert isinstance(calls[5], wire.Refused) and calls[5].code == "engine_asleep"
+    assert isinstance(calls[7], wire.Memory) and calls[7].memory.num_kv_blocks == 30
+    assert (ends[7], ends[8], ends[9]) == ("error", "length", "length")
+
+
 def test_an_encoder_pools_sleeps_and_wakes(worker: WorkerPeer, tmp_path: Path):
     write_encoder_checkpoint(tmp_path, "bert")
     ready = worker.start(config_for(tmp_path))
