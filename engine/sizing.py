@@ -19,11 +19,11 @@ from engine.api.errors import InsufficientMemory, InvalidParameter
 from engine.api.request import Pooling
 from engine.attention.backend import AttentionBackend, CacheSpec
 from engine.core.batch import ScheduledBatch
+from engine.core.step_sizes import PROMPT_SIZES, decode_sizes
 from engine.models.config import DecoderConfig
 from engine.models.decoder import DecoderModel
 from engine.runner import device as devices
 from engine.runner.device_account import DeviceAccount
-from engine.runner.graph_ladder import PROMPT_SIZES, decode_sizes
 from engine.runner.largest_step import largest_step
 from engine.runner.memory import GIB, MIB, CachePlan, MemoryUse, plan_cache
 from engine.runner.model_runner import ModelRunner

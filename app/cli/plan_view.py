@@ -84,7 +84,7 @@ def _details(plan: DevicePlan) -> list[tuple[str, str]]:
     first, facts = plan.models[0], plan.wishes[0].facts
     workspace = first.footprint.workspace
     parts = [("driver" if plan.device.name != "cpu" else "process", workspace.process), ("steps", workspace.step)]
-    parts += [("graphs", workspace.graphs)] if workspace.graphs else []
+    parts += [(name, size) for name in ("graphs", "rounding") if (size := getattr(workspace, name))]
     details = [
         ("weights", f"{facts.num_parameters:,} parameters, {first.footprint.weight_bytes:,} bytes"),
         (
@@ -144,6 +144,7 @@ def _model_as_json(model: ModelPlan) -> dict[str, Any]:
             "process": workspace.process,
             "step": workspace.step,
             "graphs": workspace.graphs,
+            "rounding": workspace.rounding,
             "total": workspace.total_bytes,
         },
         "kv_cache": {

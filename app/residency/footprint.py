@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from app.residency.memory import DeviceMemory, cache_bytes_per_token, is_encoder, is_gpu, least_weight_bytes
 from engine.api.config import Quantization
+from engine.core.step_sizes import PROMPT_SIZES, decode_sizes
 from store.facts import ModelFacts
 
 MIB = 2**20
@@ -34,21 +35,23 @@ ENCODER_CPU_STEP_TOKENS = 512
 SMALLEST_STEP_TOKENS = 512
 """Tokens of a step; on a GPU fewer, down to the smallest, where there is no room for the workspace of more."""
 
-DRIVER_BYTES = 600 * MIB
+LIBRARY_BYTES = 600 * MIB
 """CUDA's context, cuBLAS and loaded kernels."""
+MOST_DRIVER_BYTES = 768 * MIB
+DRIVER_PART = 32
+"""What may be in use of a GPU that nobody uses, one part in so many of it at most; each worker counts it as its own."""
+GRANULE_BYTES = 2 * MIB
+"""What the driver gives memory in: each layer's keys and values may end in a granule that is not full."""
 PROCESS_BYTES = 256 * MIB
 """Python, torch and compiled kernels of a worker in RAM; 160 to 220 MiB were measured."""
 GRAPH_BYTES = 8 * MIB
-CAPTURED_SEQUENCES = 256
-NUM_GRAPHS = 31
-NUM_GRAPH_ROWS = 1612
-"""Graphs captured for up to so many sequences and for short prompts, and the rows of logits that all of them keep."""
-CAPTURED_TOKENS = 1024
+"""What the driver keeps for one captured graph."""
 
 _SAMPLING_COPIES = 3
 """Of a step's logits in float32: themselves, and two for filtering."""
 _USUAL_VOCABULARY = 152_000
 _USUAL_WIDENING = 3
+_USUAL_LAYERS = 32
 """What is assumed where facts do not say, as those of the catalogue."""
 
 
@@ -76,16 +79,18 @@ class Workspace:
     """Bytes that a worker takes besides weights and KV cache.
 
     `process`: the driver's share on a GPU, the process itself in RAM; `step`: activations and logits of the largest
-    step; `graphs`: captured CUDA graphs.
+    step, and the rows of all sequences; `graphs`: captured CUDA graphs; `rounding`: what a cache may take beyond its
+    blocks.
     """
 
     process: int
     step: int
     graphs: int = 0
+    rounding: int = 0
 
     @property
     def total_bytes(self) -> int:
-        return self.process + self.step + self.graphs
+        return self.process + self.step + self.graphs + self.rounding
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +134,7 @@ def footprint(facts: ModelFacts, host: Host) -> Footprint:
     while True:
         found = Footprint(
             weight_bytes=least_weight_bytes(facts, device, host.quantization),
-            workspace=_workspace(facts, host, sequences, step_tokens),
+            workspace=_workspace(facts, host, context, sequences, step_tokens),
             kv_bytes_per_token=cache_bytes_per_token(facts, device, host.quantization) or 0,
             context=context,
             num_sequences=sequences,
@@ -148,7 +153,7 @@ def _step_tokens(host: Host, *, reads_whole_texts: bool) -> int:
     return ROOMY_GPU_STEP_TOKENS if host.memory.total_bytes >= ROOMY_GPU_BYTES else GPU_STEP_TOKENS
 
 
-def _workspace(facts: ModelFacts, host: Host, sequences: int, step_tokens: int) -> Workspace:
+def _workspace(facts: ModelFacts, host: Host, context: int, sequences: int, step_tokens: int) -> Workspace:
     """By the widest layer of a model: the MLP's, two widths of it and the hidden states alive at a time."""
     hidden = facts.embedding_length or _likely_hidden(facts)
     intermediate = facts.intermediate_size or _USUAL_WIDENING * hidden
@@ -159,14 +164,27 @@ def _workspace(facts: ModelFacts, host: Host, sequences: int, step_tokens: int) 
     step = activation_bytes * step_tokens * (2 * intermediate + 4 * hidden) + 4 * _SAMPLING_COPIES * logits
     if not host.is_gpu:
         return Workspace(PROCESS_BYTES, step)
+    outside = LIBRARY_BYTES + min(MOST_DRIVER_BYTES, host.memory.total_bytes // DRIVER_PART)
     if not generates:
-        return Workspace(DRIVER_BYTES, step)
-    part = min(1.0, sequences / CAPTURED_SEQUENCES)
-    # The sizes that are captured grow like the logarithm of the sequences, their rows like the sequences.
-    kept = int(NUM_GRAPH_ROWS * part) * vocabulary + CAPTURED_TOKENS * (3 * intermediate + 4 * hidden)
-    return Workspace(DRIVER_BYTES, step, NUM_GRAPHS * GRAPH_BYTES + 2 * kept)
+        return Workspace(outside, step)
+    # Ids of a row's tokens and of its blocks.
+    rows = 4 * sequences * (context + -(-context // BLOCK_SIZE))
+    return Workspace(
+        outside,
+        step + rows,
+        graphs=_graph_bytes(sequences, vocabulary, 3 * intermediate + 4 * hidden),
+        rounding=2 * (facts.num_layers or _USUAL_LAYERS) * GRANULE_BYTES,
+    )
+
+
+def _graph_bytes(sequences: int, vocabulary: int, widths: int) -> int:
+    """Each graph keeps its own logits, all of them together the activations of the largest."""
+    sizes = decode_sizes(sequences)
+    logits = (sum(sizes) + len(PROMPT_SIZES)) * vocabulary
+    activations = max(*sizes, *PROMPT_SIZES) * widths
+    return (len(sizes) + len(PROMPT_SIZES)) * GRAPH_BYTES + 2 * (logits + activations)
 
 
 def _likely_hidden(facts: ModelFacts) -> int:
     """By the usual shape of a transformer, 12 x layers x hidden² weights (https://arxiv.org/abs/2001.08361 §2.1)."""
-    return math.isqrt(facts.num_parameters // (12 * (facts.num_layers or 32)))
+    return math.isqrt(facts.num_parameters // (12 * (facts.num_layers or _USUAL_LAYERS)))

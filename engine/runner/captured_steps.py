@@ -13,8 +13,9 @@ import torch
 
 from engine.attention.backend import AttentionBackend, AttentionMetadata
 from engine.core.batch import ScheduledBatch
+from engine.core.step_sizes import PROMPT_SIZES, decode_sizes
 from engine.kernels.greedy import greedy_append
-from engine.runner.graph_ladder import PROMPT_SIZES, GraphLadder, Outputs, decode_sizes
+from engine.runner.graph_ladder import GraphLadder, Outputs
 from engine.runner.model_input import describe_sequences
 from engine.runner.model_runner import ReplayedStep, RunnableModel
 from engine.runner.rows import RowTable

@@ -19,8 +19,9 @@ from engine.runner import device as devices
 from engine.runner.memory import GIB, MIB
 from engine.runner.weight_memory import WeightMemory
 
-DRIVER_BYTES = 768 * MIB
-"""The most that a device is taken to have in use for the driver alone."""
+MOST_DRIVER_BYTES = 768 * MIB
+DRIVER_PART = 32
+"""What a device is taken to have in use for the driver alone, at most, and at most one part in so many of it."""
 
 
 class DeviceAccount:
@@ -89,7 +90,8 @@ class DeviceAccount:
         before = self._in_use_before
         outside = devices.measure_outside_bytes(self.device, before, mapped_bytes=self._mapped_bytes)
         # What is in use on a device that nobody uses is the driver's own, and part of what others see in use.
-        self._outside_bytes = outside + min(before or 0, DRIVER_BYTES)
+        most = min(MOST_DRIVER_BYTES, devices.total_memory_bytes(self.device) // DRIVER_PART)
+        self._outside_bytes = outside + min(before or 0, most)
         return self._outside_bytes
 
     def reachable_bytes(self) -> int | None:

@@ -23,18 +23,6 @@ import torch
 
 log = logging.getLogger(__name__)
 
-DECODE_SIZES = (1, 2, 4, 8, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256)
-"""Sequences that a step of decodes alone is padded to."""
-PROMPT_SIZES = (16, 32, 64, 128, 256, 384, 512, 768, 1024)
-"""Tokens that a prompt alone is padded to."""
-
-
-def decode_sizes(max_num_seqs: int) -> list[int]:
-    """The sizes that decodes of up to `max_num_seqs` sequences are padded to."""
-    largest = min(max_num_seqs, DECODE_SIZES[-1])
-    return [size for size in DECODE_SIZES if size < largest] + [largest]
-
-
 Outputs = tuple[torch.Tensor, torch.Tensor]
 Forward = Callable[[torch.Tensor, int], Outputs]
 """(input int32 [n] on the device, size) -> the step's outputs."""

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from engine.runner.graph_ladder import DECODE_SIZES, GraphLadder, decode_sizes
+from engine.core.step_sizes import DECODE_SIZES, decode_sizes
+from engine.runner.graph_ladder import GraphLadder
 
 
 class RecordingLadder(GraphLadder):

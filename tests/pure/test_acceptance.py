@@ -39,8 +39,8 @@ def test_weights_that_can_never_fit_are_refused() -> None:
 def test_a_context_that_does_not_fit_is_told() -> None:
     warning = accept(QWEN_7B, host(24))
     assert warning is not None
-    assert "needs about 24.9 GB and cuda:0 has 24.0 GB" in warning
-    assert "context of about 74,100 tokens" in warning
+    assert "needs about 25.9 GB and cuda:0 has 24.0 GB" in warning
+    assert "context of about 56,200 tokens" in warning
     assert accept(QWEN_7B, host(24, max_model_len=32_768)) is None
 
 

@@ -134,7 +134,7 @@ def test_a_share_that_is_enough_for_the_whole_context_is_named() -> None:
 def test_what_does_not_fit_says_what_would() -> None:
     card = DeviceShare("cuda:0", 8 * GIB, 0, 0.92)
     told = changes(plan_device([wish("qwen2.5:3b")], card, Options()))
-    assert told[0].startswith("qwen2.5:3b needs at least 8.1 GB and models may have 7.9 GB of cuda:0 in all;")
+    assert told[0].startswith("qwen2.5:3b needs at least 8.6 GB and models may have 7.9 GB of cuda:0 in all;")
     assert told[1:] == [
         "With `--max-num-seqs 16`, enough for one person, it fits.",
         "A GPU of 10 GiB would hold it.",
