@@ -23,14 +23,21 @@ from store.models import InstalledModel
 from store.paths import DataRoot
 from store.pull import pull
 
+NOBODYS_PORT = 9
+KEPT_VARIABLES = ("QUIRE_TEST_", "QUIRE_CODE_CACHE")
+
 
 @pytest.fixture(scope="session", autouse=True)
-def _own_user_directories(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What the user's own commands remember stays out of the tests, and what tests remember out of it."""
+def _own_surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The user's settings, daemon and what commands remember stay out of the tests, and the tests out of those."""
     directory = tmp_path_factory.mktemp("user")
     with pytest.MonkeyPatch.context() as patch:
+        for name in os.environ:
+            if name.startswith(("QUIRE_", "HF_")) and not name.startswith(KEPT_VARIABLES):
+                patch.delenv(name)
         for name in ("CONFIG", "STATE"):
             patch.setenv(f"QUIRE_{name}_DIR", str(directory / name.lower()))
+        patch.setenv("QUIRE_PORT", str(NOBODYS_PORT))
         yield
 
 

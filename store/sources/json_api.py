@@ -7,9 +7,10 @@ the hubs' modules.
 
 from __future__ import annotations
 
+import ssl
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import httpx
 
@@ -44,11 +45,13 @@ class ApiAnswer:
 class ApiRequest:
     """How to ask: `timeout_s` bounds the connection and each silence, `deadline_s` (monotonic) everything.
 
-    `on_connect` is called once the server could be asked, `on_answer` once it has begun to answer.
+    `on_connect` is called once the server could be asked, `on_answer` once it has begun to answer.  Who asks several
+    servers gives all the same `trust`, since reading the certificates takes longer than a connection.
     """
 
     timeout_s: float
     deadline_s: float
+    trust: ssl.SSLContext = field(default_factory=httpx.create_ssl_context)
     on_connect: Callable[[], None] = lambda: None
     on_answer: Callable[[], None] = lambda: None
 
@@ -61,7 +64,7 @@ class ApiRequest:
 def get(url: str, token: str | None, request: ApiRequest) -> ApiAnswer:
     """Ask, and again a little later if the server is busy; any HTTP status is an answer.  Raises ApiFailure."""
     try:
-        with httpx.Client(timeout=request.timeout_s, follow_redirects=False) as client:
+        with httpx.Client(timeout=request.timeout_s, verify=request.trust, follow_redirects=False) as client:
             for _ in range(_BUSY_ATTEMPTS - 1):
                 answer = _follow(client, httpx.URL(url), token, request)
                 if answer.status not in _BUSY or time.monotonic() + answer.retry_after_s > request.deadline_s:

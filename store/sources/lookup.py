@@ -8,12 +8,15 @@ off.  Knows nothing of the bytes; called by `plan` and by `quire search`.
 from __future__ import annotations
 
 import queue
+import ssl
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Generic, TypeVar
+
+import httpx
 
 from store.errors import AccessDenied, HubUnreachable, ModelNotFound, StoreError
 from store.hub_settings import HubSettings
@@ -26,6 +29,7 @@ from store.sources.hub_search import SearchAnswer
 from store.sources.json_api import ApiRequest
 from store.sources.listing import RepoListing
 from store.sources.network_memory import NetworkMemory
+from store.transfer.failures import reason_of
 
 _POLL_INTERVAL_S = 0.1
 
@@ -100,13 +104,24 @@ def _ask_all(
 ) -> tuple[_Answer, ...]:
     """What the endpoints answer, the preferred first; at least one answer.  Raises as `ask` does."""
     memory = NetworkMemory(hub.network_memory, endpoints)
-    lookup = _Lookup(endpoints, memory.unreached(), ask, patience)
+    lookup = _Lookup(endpoints, memory.unreached(), ask, patience, _trust())
     lookup.run(reporter)
     if not lookup.answers:
         memory.remember(())
         raise _nobody_has_it(lookup, how_to_change_endpoint)
     memory.remember([endpoint for endpoint in endpoints if lookup.is_unreached(endpoint)])
     return tuple(lookup.answers[endpoint] for endpoint in endpoints if endpoint in lookup.answers)
+
+
+def _trust() -> ssl.SSLContext:
+    """The certificates that count, read once for all endpoints and before any deadline runs.  Raises HubUnreachable."""
+    try:
+        return httpx.create_ssl_context()
+    except OSError as error:
+        raise HubUnreachable(
+            f"The certificates of this machine cannot be read ({reason_of(error)}); correct SSL_CERT_FILE or "
+            "SSL_CERT_DIR."
+        ) from error
 
 
 @dataclass(slots=True)
@@ -121,6 +136,7 @@ class _Lookup(Generic[_Answer]):
     unreached_before: frozenset[str]
     ask: Callable[[str, ApiRequest], _Answer]
     patience: LookupPatience
+    trust: ssl.SSLContext
     answers: dict[str, _Answer] = field(default_factory=dict)
     failures: dict[str, StoreError] = field(default_factory=dict)
     _stages: dict[str, _Stage] = field(default_factory=dict)
@@ -176,6 +192,7 @@ class _Lookup(Generic[_Answer]):
         request = ApiRequest(
             timeout_s=self.patience.answer_s,
             deadline_s=start_s + self.patience.answer_s,
+            trust=self.trust,
             on_connect=lambda: self._events.put((endpoint, _Stage.CONNECTED)),
             on_answer=lambda: self._events.put((endpoint, _Stage.ANSWERING)),
         )

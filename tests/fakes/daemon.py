@@ -1,7 +1,8 @@
 """The real daemon with fake workers: run as a script, it serves until it is told to stop.
 
-Environment: QUIRE_* as for the real one, and QUIRE_TEST_MEMORY_BYTES, the memory that the
-machine seems to have.  `running_daemon` starts it on a free port and waits for it.
+Environment: QUIRE_* as for the real one; QUIRE_TEST_MEMORY_BYTES, the memory that the machine
+seems to have; QUIRE_TEST_REAL_WORKERS, which gives it workers with engines in such a machine.
+`running_daemon` starts it on a free port and waits for it.
 """
 
 from __future__ import annotations
@@ -101,16 +102,17 @@ def _wait_until_ready(directory: Path, process: subprocess.Popen[bytes], log: Pa
 def main() -> None:
     from app.errors import AppError
     from app.residency.memory import DeviceMemory
-    from app.server import real_parts, serve
+    from app.server import WORKER_COMMAND, real_parts, serve
     from app.settings import load_settings
     from store.errors import StoreError
 
     total_bytes = int(os.environ.get("QUIRE_TEST_MEMORY_BYTES", str(2**40)))
+    fake_workers = (sys.executable, str(Path(__file__).with_name("worker.py")))
     try:
         settings = load_settings()
         parts = replace(
             real_parts(settings),
-            worker_command=(sys.executable, str(Path(__file__).with_name("worker.py"))),
+            worker_command=WORKER_COMMAND if "QUIRE_TEST_REAL_WORKERS" in os.environ else fake_workers,
             measure_devices=lambda device: (DeviceMemory("cpu", total_bytes, 0),),
         )
         serve(settings, parts)

@@ -177,6 +177,12 @@ def test_a_name_server_that_hangs_does_not_hold_the_lookup(monkeypatch: pytest.M
     release.set()
 
 
+def test_certificates_that_are_not_there_are_named(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", "/absent/certificates.pem")
+    with pytest.raises(HubUnreachable, match="The certificates of this machine cannot be read"):
+        find(hub.endpoint)
+
+
 def test_a_lookup_can_be_cancelled(hub: FakeHub) -> None:
     hub.faults.stall_everything = True
     with pytest.raises(Cancelled):
