@@ -63,17 +63,19 @@ class Count:
     token_s: list[float] = field(default_factory=list)
     batch_s: list[float] = field(default_factory=list)
     errors: Counter[str] = field(default_factory=Counter)
+    seconds: float = 0.0
+    """From the first request to the end of the last answer."""
 
-    def figures(self, seconds: float) -> dict[str, float]:
-        """What a phase of so many seconds gave; times are medians and 95th percentiles over answers."""
+    def figures(self) -> dict[str, float]:
+        """Throughput, and the median and 95th percentile of how long answers took."""
         return {
-            "answer_tokens_per_s": round(self.answer_tokens / seconds, 1),
+            "answer_tokens_per_s": round(self.answer_tokens / self.seconds, 1),
             "first_token_ms": _percentile(self.first_token_s, 50),
             "first_token_p95_ms": _percentile(self.first_token_s, 95),
             "token_ms": _percentile(self.token_s, 50),
             "token_p95_ms": _percentile(self.token_s, 95),
-            "texts_per_s": round(self.texts / seconds, 1),
-            "text_tokens_per_s": round(self.text_tokens / seconds, 1),
+            "texts_per_s": round(self.texts / self.seconds, 1),
+            "text_tokens_per_s": round(self.text_tokens / self.seconds, 1),
             "batch_ms": _percentile(self.batch_s, 50),
             "batch_p95_ms": _percentile(self.batch_s, 95),
         }
@@ -159,11 +161,13 @@ async def phase(
 ) -> Count:
     """So many streams and embedding clients at once."""
     count, known = Count(), dict[str, np.ndarray]()
-    deadline_s = time.perf_counter() + seconds
+    started_s = time.perf_counter()
+    deadline_s = started_s + seconds
     await asyncio.gather(
         *(ask(client, arguments.chat, deadline_s, count, seed) for seed in range(streams)),
         *(embed(client, arguments.embedder, deadline_s, count, seed, known) for seed in range(clients)),
     )
+    count.seconds = time.perf_counter() - started_s
     if count.largest_drift > _LARGEST_DRIFT:
         count.errors[f"embeddings: a vector changed by {count.largest_drift:.2g}"] += 1
     return count
@@ -197,11 +201,9 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
 def main() -> None:
     arguments = parse_arguments()
     chat, embedder, both = asyncio.run(measure(arguments))
-    together = both.figures(arguments.seconds)
+    together = both.figures()
     # Each row belongs to one of the two: the other had nothing to do with it.
-    alone = {
-        name: value or chat.figures(arguments.alone)[name] for name, value in embedder.figures(arguments.alone).items()
-    }
+    alone = {name: value or chat.figures()[name] for name, value in embedder.figures().items()}
     print(f"{'':24}{'alone':>12}{'together':>12}")
     for name, value in together.items():
         print(f"{name:24}{alone[name]:>12,}{value:>12,}")
