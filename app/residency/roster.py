@@ -68,7 +68,7 @@ class Roster:
     async def here(self, name: str) -> tuple[str, Slot]:
         """As `answering`, for a model that is in memory or on its way.  Raises `ModelNotLoaded` and `StoreError`."""
         canonical, slot = await self.answering(name)
-        if slot is None or (slot.phase is Phase.COLD and not slot.line):
+        if slot is None or slot.phase is Phase.COLD:
             raise ModelNotLoaded(f"{canonical} is not in memory; load it with `quire load {canonical}`.")
         return canonical, slot
 

@@ -15,22 +15,22 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from app.errors import ModelNotLoaded, ShuttingDown
+from app.errors import ShuttingDown
 from app.metrics import Metrics
 from app.model_task import require_task
 from app.residency.arranger import Arranger, NeedOf
 from app.residency.balancer import Balancer
+from app.residency.changes import Changes
 from app.residency.describe import state_of
 from app.residency.events import EventLog
-from app.residency.ledger import Ledger, Overdrawn
+from app.residency.ledger import Ledger
 from app.residency.lifecycle import Lifecycle
 from app.residency.model_loader import ModelLoader, ResidentModel
 from app.residency.model_state import ModelState
-from app.residency.placement import reshare
 from app.residency.room import Gauges, Room
 from app.residency.roster import Roster
-from app.residency.slot import ON_ITS_WAY, Phase, Slot, Told
-from app.residency.tenants import DeviceShare, NoRoom, Shrink
+from app.residency.slot import Phase, Slot, Told
+from app.residency.tenants import DeviceShare
 from app.residency.words import span_text
 from app.settings import Settings
 from engine.api.errors import InsufficientMemory, WorkerDied
@@ -71,6 +71,7 @@ class Supervisor:
         self._lifecycle = Lifecycle(settings, loader, self.ledger, self.events, metrics, self._changed)
         self._arranger = Arranger(self._slots, self._room, self.ledger, self._lifecycle, self.events, need_of)
         self._balancer = Balancer(self._slots, self._room, self._lifecycle)
+        self._changes = Changes(self._slots, self._room, self._lifecycle, self.events, self._next_change)
         self._told = Told(changed=self._changed, used=self._balancer.wake_up, expired=self._expired)
         self._work: set[asyncio.Task[Any]] = set()
         self._news = asyncio.Event()
@@ -120,17 +121,24 @@ class Supervisor:
         slot, _ = await self._slot_of(name)
         slot.is_kept = slot.is_kept or any(wish is not None for wish in (share, pin, keep_alive))
         comes_with_share = slot.phase in (Phase.COLD, Phase.ASLEEP)
+        had_share = slot.wishes.share
         if share is not None and comes_with_share:
             slot.wishes.share = share
         if keep_alive is not None:
             slot.wishes.keep_alive_s = slot.keep_alive_s = keep_alive
         if pin is not None:
             self._pin(slot, pin)
-        async with aclosing(self._bring(slot, why)) as reports:
-            async for progress in reports:
-                yield progress
+        try:
+            async with aclosing(self._bring(slot, why)) as reports:
+                async for progress in reports:
+                    yield progress
+        except InsufficientMemory:
+            # A share that is not enough must not fail requests to come.
+            if comes_with_share and slot.wishes.share == share:
+                slot.wishes.share = had_share
+            raise
         if share is not None and not comes_with_share:
-            await self._undisturbed(self._set_share(slot, share))
+            await self._undisturbed(self._changes.set_share(slot, share))
 
     async def wake(self, name: str) -> None:
         """Have a model that sleeps awake again.  Raises `ModelNotLoaded`, or as `serving` does."""
@@ -144,7 +152,7 @@ class Supervisor:
 
         Raises `ModelNotLoaded`, and the `EngineError` for which it cannot sleep.
         """
-        await self._undisturbed(self._sleep(await self._here(name)))
+        await self._undisturbed(self._changes.sleep(await self._here(name)))
 
     async def stop(self, name: str) -> bool:
         """End a model, loading or loaded; its requests end with one error each.  False if it was not there.
@@ -178,7 +186,7 @@ class Supervisor:
         the share that there is room for.
         """
         slot = await self._here(name)
-        await self._undisturbed(self._set_share(slot, share))
+        await self._undisturbed(self._changes.set_share(slot, share))
         slot.is_kept = True
 
     # -- what there is ---------------------------------------------------------------------------------------------
@@ -253,59 +261,6 @@ class Supervisor:
                 slot.leave(place)
             self._changed()
         await place
-
-    async def _sleep(self, slot: Slot) -> None:
-        while True:
-            async with self._deciding_about(slot):
-                if slot.phase is Phase.ASLEEP:
-                    return
-                if slot.phase is Phase.READY:
-                    slot.drain("finishes its requests before it sleeps")
-                if slot.phase is not Phase.DRAINING:
-                    raise ModelNotLoaded(f"{slot.name} has left memory meanwhile; `quire events` says why.")
-                if slot.is_idle:
-                    await self._lifecycle.sleep(slot, "Somebody put it to sleep.")
-                    return
-            await self._next_change()
-
-    async def _set_share(self, slot: Slot, share: float) -> None:
-        async with self._deciding_about(slot):
-            device = await self._room.measure_one(slot.device) if slot.device else None
-            # It may have ended while that was measured.
-            if device is not None and slot.phase in (Phase.READY, Phase.DRAINING):
-                await self._reshare(slot, share, device)
-                slot.wishes.share = share
-                self._lifecycle.record(slot, "share", f"Its share is {share:g} of {device.name}.")
-            else:
-                slot.wishes.share = share
-                self._lifecycle.record(slot, "share", f"Its share will be {share:g} when it is awake.")
-
-    async def _reshare(self, slot: Slot, share: float, device: DeviceShare) -> None:
-        """Let others shrink as far as it takes, then the model grow or shrink to its share."""
-        tenants = self._room.tenants_on(device.name)
-        tenant = next(one for one in tenants if one.name == slot.name)
-        found = reshare(tenant, share, device=device, tenants=tenants, now=asyncio.get_running_loop().time())
-        if isinstance(found, NoRoom):
-            self.events.record("refuse", slot.name, found.sentence, device=device.name)
-            raise InsufficientMemory(found.sentence)
-        by_name = {one.name: one for one in self._slots.values()}
-        for action, why in zip(found.actions, found.reasons, strict=False):
-            assert isinstance(action, Shrink), "nobody leaves for another's share"
-            await self._lifecycle.resize(by_name[action.name], action.kv_bytes, device, why)
-        try:
-            await self._lifecycle.resize(slot, found.kv_bytes, device, f"its share is {share:g} now.")
-        except Overdrawn as error:
-            raise InsufficientMemory(f"Others gave less than was expected of them: {error} Try again.") from error
-
-    @asynccontextmanager
-    async def _deciding_about(self, slot: Slot) -> AsyncIterator[None]:
-        """Hold `Room.deciding`, once a model that is on its way has arrived or left."""
-        while True:
-            async with self._room.deciding:
-                if slot.phase not in ON_ITS_WAY:
-                    yield
-                    return
-            await self._next_change()
 
     def _pin(self, slot: Slot, is_pinned: bool) -> None:
         if slot.wishes.is_pinned != is_pinned:
