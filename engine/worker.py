@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import gc
 import logging
+import math
 import os
 import signal
 import sys
@@ -30,6 +31,11 @@ log = logging.getLogger("engine.worker")
 
 QUIET_MS = 300
 """How long nothing must have arrived before time is spent on preparations, which hold up a request."""
+
+
+REPORT_INTERVAL_S = 1.0
+"""While it works it says at least so often how far it is, also when a long prompt has no token yet: a worker that says
+nothing for long counts as stuck."""
 
 
 class Worker:
@@ -63,6 +69,7 @@ class Worker:
         return 0
 
     def _serve(self, engine: Engine) -> None:
+        report_due_at = math.inf
         while True:
             while self._socket.poll(_patience_ms(engine)):
                 frame = wire.decode_to_worker(self._socket.recv())
@@ -73,10 +80,14 @@ class Worker:
                     self._send(wire.Steps(tuple(outputs), engine.stats()))
             if not engine.has_work:
                 engine.spare_step()
+                report_due_at = math.inf
                 continue
             outputs = engine.step()
-            if outputs:
+            now = time.monotonic()
+            if outputs or now >= report_due_at:
                 self._send(wire.Steps(tuple(outputs), engine.stats()))
+                report_due_at = math.inf
+            report_due_at = min(report_due_at, now + REPORT_INTERVAL_S)
 
     def _handle(self, engine: Engine, frame: wire.ToWorker) -> list[StepOutput]:
         """Apply one frame; returns the terminal outputs it causes."""

@@ -3,8 +3,9 @@
 Starts the process, sends `Start`, and then moves prompts in and step outputs out: outputs
 of one `submit` arrive in one mailbox.  Calls about the worker's memory are answered one by one.
 Knows token ids only.  Whatever ends the worker, each sequence that is still open gets exactly
-one terminal output, and each call one error.  Used by the supervisor (life) and by
-`app.generation` (work).
+one terminal output, and each call one error; a worker that says nothing for long while it has work
+counts as dead.  Used by `app.residency.model_loader` and `lifecycle` (life), `app.generation` and
+`app.pooling` (work).
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ logger = logging.getLogger(__name__)
 _MAX_SOCKET_PATH_BYTES = 100
 """Linux allows 107; some is left for the name within the directory."""
 _LAST_FRAMES_S = 0.1
+MOST_SILENCE_S = 900.0
+"""A worker with open sequences reports every second, or after a step that takes longer; none takes as long as this."""
 CALL_TIMEOUT_S = 120.0
 """A step in flight and page-locking a hundred gigabytes take less; a worker that takes longer hangs."""
 _WORKER_ERRORS: dict[str, type[EngineError]] = {
@@ -59,6 +62,8 @@ class WorkerClient:
         self._calls: dict[int, asyncio.Future[wire.WorkerMemory]] = {}
         self._call_ids = itertools.count(1)
         self._on_progress: OnProgress = lambda progress: None
+        self._heard_at = 0.0
+        self._silence_check: asyncio.TimerHandle | None = None
         self.stats = wire.EngineStats()
         self.failure: EngineError | None = None
         self.failed = asyncio.Event()
@@ -105,6 +110,7 @@ class WorkerClient:
         if self.failure is not None:
             raise self.failure
         mailbox = StepMailbox() if mailbox is None else mailbox
+        self._expect_reports()
         self._outputs.update((prompt.sequence_id, mailbox) for prompt in prompts)
         self._send(wire.Submit(tuple(prompts)))
         return mailbox
@@ -136,6 +142,8 @@ class WorkerClient:
         if self._is_ready and self.failure is None:
             self._send(wire.Shutdown())
         self._fail(WorkerDied(reason))
+        if self._silence_check is not None:
+            self._silence_check.cancel()
         if self._process is not None:
             # While it loads it does not look at the socket, and nobody waits for it any more.
             await self._process.stop(timeout_s if self._is_ready else 0.0, timeout_s)
@@ -167,7 +175,30 @@ class WorkerClient:
 
     async def _read(self) -> None:
         while True:
-            self._dispatch(wire.decode_from_worker(await self._socket.recv()))
+            frame = wire.decode_from_worker(await self._socket.recv())
+            self._heard_at = asyncio.get_running_loop().time()
+            self._dispatch(frame)
+
+    def _expect_reports(self) -> None:
+        """From now on the worker has work, and must not be silent for long."""
+        loop = asyncio.get_running_loop()
+        if not self._outputs:
+            self._heard_at = loop.time()
+        if self._silence_check is None:
+            self._silence_check = loop.call_later(MOST_SILENCE_S, self._check_silence)
+
+    def _check_silence(self) -> None:
+        """End a worker that is stuck; one that is idle is not looked after until it has work again."""
+        self._silence_check = None
+        if not self._outputs or self.failure is not None:
+            return
+        loop = asyncio.get_running_loop()
+        left_s = self._heard_at + MOST_SILENCE_S - loop.time()
+        if left_s > 0:
+            self._silence_check = loop.call_later(left_s, self._check_silence)
+        else:
+            minutes = MOST_SILENCE_S / 60
+            self._fail(WorkerDied(f"The model's worker process has said nothing for {minutes:.0f} minutes; try again."))
 
     def _dispatch(self, frame: wire.FromWorker) -> None:
         match frame:
