@@ -32,6 +32,7 @@ from engine.runner.rows import RowTable
 log = logging.getLogger(__name__)
 
 CPU_MAX_CACHE_BYTES = 4 * GIB
+"""Of a share of RAM; a budget that is given in bytes is meant as it is."""
 GRAPH_BYTES = 8 * MIB
 """What the driver keeps for one captured graph of a few hundred kernels."""
 SMALLEST_TOKEN_BUDGET = 512
@@ -128,13 +129,18 @@ class Sizer:
             max_num_seqs=limits.max_num_seqs,
             max_model_len=limits.max_model_len,
             num_blocks=self._config.num_kv_blocks,
-            max_cache_bytes=CPU_MAX_CACHE_BYTES if device.type == "cpu" else None,
+            max_cache_bytes=self._most_cache_bytes,
             reachable_bytes=account.reachable_bytes(),
             device_bytes=devices.total_memory_bytes(device),
         )
         cache_bytes = plan.num_blocks * spec.bytes_per_block
         log.info("%s", use.describe(budget_bytes=account.budget_bytes, cache_bytes=cache_bytes))
         return plan
+
+    @property
+    def _most_cache_bytes(self) -> int | None:
+        is_share_of_ram = self._account.device.type == "cpu" and self._config.memory_budget_bytes is None
+        return CPU_MAX_CACHE_BYTES if is_share_of_ram else None
 
     def bound_allocator(self) -> None:
         """See `DeviceAccount.bound_allocator`; a number of blocks that was asked for is beyond any budget."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from app.cli.connection import open_client, require_client
+from app.cli.failure import INTERRUPTED_EXIT_CODE
 from app.cli.output import notice, write_json
 from app.cli.progress import follow, load_view
 from app.cli.resident import JsonOption
@@ -60,7 +61,12 @@ def load(
             await follow(progress, load_view())
             return await _entry(client, name)
 
-    _tell_ready(asyncio.run(load_and_ask()), name, json_output=json_output)
+    try:
+        entry = asyncio.run(load_and_ask())
+    except KeyboardInterrupt:
+        notice(f"The daemon goes on loading {name}; `quire stop {name}` ends that.")
+        raise typer.Exit(INTERRUPTED_EXIT_CODE) from None
+    _tell_ready(entry, name, json_output=json_output)
 
 
 def sleep(model: ModelArgument, json_output: JsonOption = False) -> None:

@@ -1,6 +1,7 @@
-"""A bar picture of memory, in plain characters of one column each: who holds how much of a device.
+"""Bar pictures of memory, in plain characters of one column each: who holds how much of a device, and for what.
 
-Pure text; called by `app.cli.resident`.  ASCII alone: block characters take two columns in some terminals.
+Pure text; called by `app.cli.running_table` and `app.cli.plan_view`.  ASCII alone: block characters take two columns
+in some terminals.
 """
 
 from __future__ import annotations
@@ -8,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from app.cli.output import display_width
+from app.cli.output import display_width, shortened
 from store.space import format_bytes
 
 MODEL_FILLS = "#=+*%@"
 """One for each model in turn; the seventh begins again."""
 OTHERS_FILL, FREE_FILL, KEPT_FILL = "x", ".", "-"
+KEPT_LABEL = "above memory_limit"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,35 @@ def picture(title: str, parts: Sequence[Part], num_columns: int) -> list[str]:
         f"{title}  [{bar(parts, width)}]  {total}",
         *_wrapped(legend, num_columns, indent=len(title) + 2),
     ]
+
+
+def staircase(
+    bars: Sequence[tuple[str, Sequence[int]]],
+    labels: Sequence[str],
+    *,
+    free_bytes: int,
+    kept_bytes: int,
+    num_columns: int,
+) -> list[str]:
+    """A line for each bar, which begins where the one before it ended, and one that says what is what.
+
+    `bars` are names with the bytes of their parts, `labels` what the parts are called.
+    """
+    names = [shortened(name, num_columns // 3) for name, _ in bars]
+    name_columns = max(map(display_width, names), default=0)
+    fills = [*MODEL_FILLS[: len(labels)] * len(bars), FREE_FILL, KEPT_FILL]
+    sizes = [size for _, parts in bars for size in parts]
+    # Two spaces, and the brackets.
+    widths = _widths([*sizes, free_bytes, kept_bytes], max(10, num_columns - name_columns - 4))
+    cells = [fill * width for fill, width in zip(fills, widths, strict=True)]
+    lines = []
+    for index, name in enumerate(names):
+        own = range(index * len(labels), (index + 1) * len(labels))
+        drawn = [cell if at in own or at == len(sizes) + 1 else FREE_FILL * len(cell) for at, cell in enumerate(cells)]
+        lines.append(f"{name}{' ' * (name_columns - display_width(name))}  [{''.join(drawn)}]")
+    legend = [f"{fill} {label}" for fill, label in zip(MODEL_FILLS, labels, strict=False)]
+    legend += [f"{FREE_FILL} free"] + ([f"{KEPT_FILL} {KEPT_LABEL}"] if kept_bytes else [])
+    return [*lines, *_wrapped(legend, num_columns, indent=name_columns + 3)]
 
 
 def _wrapped(items: Sequence[str], num_columns: int, indent: int) -> list[str]:

@@ -104,7 +104,6 @@ def _find(text: str, settings: Settings) -> _Found:
     from store.catalog import catalog_models
     from store.catalog_facts import catalog_facts
     from store.errors import ModelNotFound
-    from store.facts import read_model_facts
     from store.names import parse_model_name
 
     if Path(text).expanduser().exists():
@@ -117,7 +116,7 @@ def _find(text: str, settings: Settings) -> _Found:
     store = open_store(settings)
     try:
         installed = store.find(wish.model)
-        return _Found(installed.name, read_model_facts(installed.path), wish.share, is_estimate=False)
+        return _Found(installed.name, _facts(installed.path), wish.share, is_estimate=False)
     except ModelNotFound:
         if parsed.kind == "path":
             raise
@@ -130,16 +129,33 @@ def _find(text: str, settings: Settings) -> _Found:
 
 def _find_path(path: Path, share: float | None) -> _Found:
     """A model's files, or a config.json without any."""
-    from store.facts import facts_of_checkpoint, read_model_facts
+    from store.facts import facts_of_checkpoint
     from store.formats.json_object import read_json_file
 
     name = path.resolve().parent.name if path.name == "config.json" else path.resolve().name
     config = path / "config.json" if path.is_dir() else path
     is_bare = config.suffix == ".json" and not (path.is_dir() and any(path.glob("*.safetensors")))
     if not is_bare or not config.is_file():
-        return _Found(name, read_model_facts(path), share, is_estimate=False)
+        return _Found(name, _facts(path), share, is_estimate=False)
     facts = facts_of_checkpoint(read_json_file(config), (), has_chat_template=False)
     return _Found(name, facts, share, is_estimate=True)
+
+
+def _facts(path: Path) -> ModelFacts:
+    """Of files; an embedding model's texts may be shorter than what it has positions for."""
+    import msgspec
+
+    from engine.api.errors import UnsupportedModel
+    from engine.pooling.config import read_pooling
+    from store.facts import read_model_facts
+
+    facts = read_model_facts(path)
+    try:
+        pooling = read_pooling(path)
+    except UnsupportedModel:
+        return facts  # the plan says itself what this version does not run
+    longest = pooling.max_length if pooling is not None else None
+    return facts if longest is None else msgspec.structs.replace(facts, context_length=longest)
 
 
 def _device(settings: Settings, memory: str | None, device: str | None, shares: list[float | None]) -> DeviceShare:

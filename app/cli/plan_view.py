@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 from typing import TYPE_CHECKING, Any
 
-from app.cli.memory_picture import Bar, memory_picture
-from app.cli.output import write_table, write_text
+from app.cli.fitted_table import fitted_lines, picture_columns, table_columns
+from app.cli.memory_bar import staircase
+from app.cli.output import write_text
 from store.space import format_bytes
 
 if TYPE_CHECKING:
@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from app.residency.tenants import DeviceShare
 
 _MOST_COLUMNS = 100
+_HEADER = ("MODEL", "SHARE", "WEIGHTS", "WORKSPACE", "KV CACHE", "TOKENS", "CONTEXT", "CONCURRENCY")
+_SHORT = {"CONCURRENCY": "CONC"}
+_SPARE = ("SHARE", "CONTEXT", "WORKSPACE", "TOKENS")
+"""What a narrow terminal does without, in this order."""
 
 
 def show_plan(plan: DevicePlan, memory_limit: float, *, is_estimate: bool) -> None:
@@ -21,16 +25,12 @@ def show_plan(plan: DevicePlan, memory_limit: float, *, is_estimate: bool) -> No
     from app.residency.plan_advice import changes, notes
 
     write_text(f"{_device_sentence(plan.device, memory_limit)}\n\n")
-    header = ("MODEL", "SHARE", "WEIGHTS", "WORKSPACE", "KV CACHE", "TOKENS", "CONTEXT", "CONCURRENCY")
     rows = [_row(model) for model in plan.models]
     held, free = plan.held_bytes, plan.device.total_bytes - plan.held_bytes
     if held:
         rows.append(("free", _share(free, plan.device), "", "", format_bytes(max(0, free)), "", "", ""))
-    write_table(header, rows)
-    write_text("\n")
-    for line in _picture(plan):
-        write_text(f"{line}\n")
-    write_text("\n")
+    table = fitted_lines(_HEADER, rows, table_columns(), short_titles=_SHORT, spare_titles=_SPARE)
+    write_text("".join(f"{line}\n" for line in (*table, "", *_picture(plan), "")))
     for label, value in _details(plan):
         write_text(f"{label:<12}{value}\n")
     sentences = (*changes(plan), *notes(plan, is_estimate=is_estimate))
@@ -40,7 +40,7 @@ def show_plan(plan: DevicePlan, memory_limit: float, *, is_estimate: bool) -> No
 def _device_sentence(device: DeviceShare, memory_limit: float) -> str:
     what = f"The GPU {device.name}" if device.name != "cpu" else "RAM"
     sentence = (
-        f"{what} with {format_bytes(device.total_bytes)}, of which models may have {format_bytes(device.limit_bytes)} "
+        f"{what} of {format_bytes(device.total_bytes)}; models may have {format_bytes(device.limit_bytes)} of it "
         f"(memory_limit {device.limit:g})."
     )
     if device.limit > memory_limit:
@@ -69,12 +69,17 @@ def _row(model: ModelPlan) -> tuple[str, ...]:
 
 def _picture(plan: DevicePlan) -> list[str]:
     bars = [
-        Bar(model.name, (model.footprint.weight_bytes, model.footprint.workspace.total_bytes, model.kv_bytes))
+        (model.name, (model.footprint.weight_bytes, model.footprint.workspace.total_bytes, model.kv_bytes))
         for model in plan.models
     ]
-    num_columns = min(shutil.get_terminal_size().columns, _MOST_COLUMNS)
-    total_bytes = max(plan.device.total_bytes, sum(sum(bar.parts) for bar in bars))
-    return memory_picture(bars, total_bytes, plan.device.limit_bytes, num_columns=num_columns)
+    held, device = sum(sum(parts) for _, parts in bars), plan.device
+    return staircase(
+        bars,
+        ("weights", "workspace", "KV cache"),
+        free_bytes=max(0, device.limit_bytes - held),
+        kept_bytes=max(0, device.total_bytes - max(held, device.limit_bytes)),
+        num_columns=min(picture_columns(), _MOST_COLUMNS),
+    )
 
 
 def _details(plan: DevicePlan) -> list[tuple[str, str]]:

@@ -8,13 +8,14 @@ a line now and then (`PlainView`, `StageView`); `--json` gets every event on std
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Protocol
 
-from app.cli.output import format_duration, notice, write_json_line
+from app.cli.output import display_width, format_duration, notice, write_json_line
 from app.transfer_rate import RateMeter
 from store.space import format_bytes
 
@@ -175,10 +176,18 @@ class StageView:
 
 
 class LineView:
-    """One line that is overwritten, and gone in the end."""
+    """One line that is overwritten, and gone in the end; sentences that fill more of a terminal than that stay."""
+
+    def __init__(self) -> None:
+        self._shown = ""
 
     def show(self, line: ProgressLine) -> None:
-        sys.stderr.write(f"{_CLEAR_LINE}{_describe(line)}")
+        text = _describe(line)
+        if display_width(text) < shutil.get_terminal_size().columns:
+            sys.stderr.write(f"{_CLEAR_LINE}{text}")
+        elif text != self._shown:
+            sys.stderr.write(f"{_CLEAR_LINE}{text}\n")
+        self._shown = text
         sys.stderr.flush()
 
     def close(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -15,8 +14,6 @@ if TYPE_CHECKING:
     from app.schema.residency import RunningModels
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-
-_PIPED_COLUMNS = 100
 
 
 def ps(json_output: JsonOption = False) -> None:
@@ -35,12 +32,12 @@ def ps(json_output: JsonOption = False) -> None:
     if json_output:
         write_json(running)
         return
+    from app.cli.fitted_table import picture_columns, table_columns
     from app.cli.running_table import notes_of, running_lines, split_lines
 
-    num_columns = shutil.get_terminal_size((_PIPED_COLUMNS, 24)).columns
-    lines = running_lines(running.models, num_columns)
+    lines = running_lines(running.models, table_columns())
     for device in running.devices:
-        lines += ["", *split_lines(device, running.models, num_columns)]
+        lines += ["", *split_lines(device, running.models, picture_columns())]
     write_text("".join(f"{line}\n" for line in lines))
     for note in notes_of(running.models):
         notice(note)

@@ -6,34 +6,37 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from app.cli.memory_bar import FREE_FILL, KEPT_FILL, MODEL_FILLS, OTHERS_FILL, Part, picture
-from app.cli.output import display_width, shortened, table_lines
+from app.cli.fitted_table import fitted_lines
+from app.cli.memory_bar import FREE_FILL, KEPT_FILL, KEPT_LABEL, MODEL_FILLS, OTHERS_FILL, Part, picture
 from store.space import format_bytes
 
 if TYPE_CHECKING:
     from app.schema.residency import DeviceSplit, RunningModelEntry
 
 WIDEST_PICTURE = 100
-_HEADER = ("NAME", "SIZE", "DEVICE", "SHARE", "KV TOKENS", "MAX CONCURRENCY", "CONTEXT", "RUNNING/WAITING", "STATE")
-_NARROW = {"MAX CONCURRENCY": "MAX CONC", "RUNNING/WAITING": "RUN/WAIT"}
-_UNTIL = "UNTIL"
-_LEAST_NAME_COLUMNS = 12
+_HEADER = (
+    "NAME",
+    "SIZE",
+    "DEVICE",
+    "SHARE",
+    "KV TOKENS",
+    "MAX CONCURRENCY",
+    "CONTEXT",
+    "RUNNING/WAITING",
+    "STATE",
+    "UNTIL",
+)
+_SHORT = {"MAX CONCURRENCY": "MAX CONC", "RUNNING/WAITING": "RUN/WAIT"}
+_SPARE = ("CONTEXT", "DEVICE", "MAX CONCURRENCY", "SHARE", "KV TOKENS")
+"""What a narrow terminal does without, in this order; the picture below names devices, too."""
 
 
-def running_lines(models: Sequence[RunningModelEntry], num_columns: int, *, now: datetime | None = None) -> list[str]:
-    """The table, at most `num_columns` wide where that is possible: headings are shortened first, then names."""
+def running_lines(
+    models: Sequence[RunningModelEntry], num_columns: int | None, *, now: datetime | None = None
+) -> list[str]:
+    """The table, at most `num_columns` wide where that is possible; None for as wide as it is."""
     rows = [_row(model, now or datetime.now(UTC)) for model in models]
-    lines = table_lines((*_HEADER, _UNTIL), rows)
-    if _width(lines) <= num_columns:
-        return lines
-    header = (*(_NARROW.get(title, title) for title in _HEADER), _UNTIL)
-    lines = table_lines(header, rows)
-    excess = _width(lines) - num_columns
-    if excess <= 0:
-        return lines
-    widest = max(display_width(row[0]) for row in rows)
-    name_columns = max(_LEAST_NAME_COLUMNS, widest - excess)
-    return table_lines(header, [(shortened(name, name_columns), *cells) for name, *cells in rows])
+    return fitted_lines(_HEADER, rows, num_columns, short_titles=_SHORT, spare_titles=_SPARE)
 
 
 def split_lines(device: DeviceSplit, models: Sequence[RunningModelEntry], num_columns: int) -> list[str]:
@@ -44,7 +47,7 @@ def split_lines(device: DeviceSplit, models: Sequence[RunningModelEntry], num_co
     parts += [
         Part(OTHERS_FILL, "other programs", device.others),
         Part(FREE_FILL, "free", device.free),
-        Part(KEPT_FILL, "above memory_limit", kept),
+        Part(KEPT_FILL, KEPT_LABEL, kept),
     ]
     return picture(
         device_name(device.device), [part for part in parts if part.size_bytes], min(num_columns, WIDEST_PICTURE)
@@ -66,7 +69,11 @@ def until_text(model: RunningModelEntry, now: datetime) -> str:
 
 def notes_of(models: Sequence[RunningModelEntry]) -> list[str]:
     """What the table has no column for: why a model failed or what it waits for, what sleeps where."""
-    notes = [f"{model.name}: {model.note}" for model in models if model.note]
+    notes = [
+        model.note if model.note.startswith(f"{model.name} ") else f"{model.name}: {model.note}"
+        for model in models
+        if model.note
+    ]
     notes += [
         f"{model.name} sleeps, its weights in {format_bytes(model.size_host)} of RAM."
         for model in models
@@ -113,12 +120,8 @@ def _share_text(model: RunningModelEntry) -> str:
 
 
 def _in_text(seconds: float) -> str:
-    left_s = max(0, round(seconds))
-    for unit_s, unit in ((86400, "d"), (3600, "h"), (60, "min")):
-        if left_s >= unit_s:
-            return f"in {left_s // unit_s} {unit}"
-    return f"in {left_s} s"
-
-
-def _width(lines: Sequence[str]) -> int:
-    return max(map(display_width, lines))
+    """To the nearest unit: what has 29 min 59 s left has 30 min."""
+    for unit_s, least_s, unit in ((86400, 48 * 3600, "d"), (3600, 120 * 60, "h"), (60, 90, "min")):
+        if seconds >= least_s:
+            return f"in {round(seconds / unit_s)} {unit}"
+    return f"in {max(0, round(seconds))} s"

@@ -212,10 +212,10 @@ class _Search:
         """The refusal of a model that could not run if it had the device, or its share, for itself."""
         device, needed = self.device, self.need.refused_below_bytes
         if needed > device.limit_bytes:
+            what_to_do = "raise memory_limit, or " if needed <= device.total_bytes else ""
             return NoRoom(
                 f"{self.name} needs at least {format_bytes(needed)} and models may have "
-                f"{format_bytes(device.limit_bytes)} of {device.name} in all; choose a smaller model, or a lower "
-                "max_num_seqs.",
+                f"{format_bytes(device.limit_bytes)} of {device.name} in all; {what_to_do}choose a smaller model.",
                 least_share=None,
                 could_wait=False,
                 device=device.name,
@@ -251,7 +251,7 @@ class _Search:
         return NoRoom(
             f"{self.name} needs {format_bytes(least)} of {device.name}{self._because_of_share()} and "
             f"{format_bytes(available)} can be made free{self._who_stays(staying)}; "
-            f"{self._what_to_do(staying, available, could_wait)}.",
+            f"{self._what_to_do(staying, least, available, could_wait)}.",
             least_share=self._least_share(),
             could_wait=could_wait,
             device=device.name,
@@ -279,16 +279,16 @@ class _Search:
             keeps.append(f"other programs use {format_bytes(self.device.others_bytes)}")
         return f", since {list_text(keeps)}" if keeps else ""
 
-    def _what_to_do(self, staying: Sequence[Tenant], available: int, could_wait: bool) -> str:
+    def _what_to_do(self, staying: Sequence[Tenant], least: int, available: int, could_wait: bool) -> str:
         if could_wait:
             return "wait until one of them is idle"
         if self.share is not None and available >= self.need.least_bytes:
             return f"there is room for a share of {self.device.share_within(available):g}"
-        if staying:
+        if staying and self.device.usable_bytes >= least:
             return (
                 "stop or unpin one of them, or choose a smaller model" if self.may_evict else "stop one of them first"
             )
-        return "stop other programs that use the device, or choose a smaller model"
+        return "stop other programs that use the device, raise memory_limit, or choose a smaller model"
 
 
 def _why_it_stays(tenant: Tenant) -> str:

@@ -21,6 +21,8 @@ from store.space import format_bytes
 _FEW_SEQUENCES = 16
 _GPU_SIZES_GIB = (4, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 141, 192, 288)
 _MACHINE_SIZES_GIB = (4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048)
+_ROUNDING = 1e-9
+"""0.6 + 0.32 is a little more than 0.92 in binary, and yet fits."""
 _PLANNED_ONLY = ("fp8", "int8")
 
 
@@ -61,6 +63,9 @@ def notes(plan: DevicePlan, *, is_estimate: bool) -> list[str]:
 def changes(plan: DevicePlan) -> list[str]:
     """What would let the first model fit, or serve its whole context, the least change first."""
     first, device = plan.models[0], plan.device
+    shares = sum(model.share or 0 for model in plan.models)
+    if shares > device.limit + _ROUNDING:
+        return [f"The shares come to {shares:.4g}, above the {device.limit:g} that models may have; lower one of them."]
     if any(other.refusal for other in plan.models[1:]):
         return [other.refusal.sentence for other in plan.models[1:] if other.refusal]
     if plan.held_bytes > device.limit_bytes:

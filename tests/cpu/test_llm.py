@@ -202,3 +202,12 @@ def test_a_model_of_ones_own_opens_every_chat(
     expected = llm.generate("2the lazy dog", GREEDY)[0]
     assert answer.prompt_token_ids == expected.prompt_token_ids
     assert answer.outputs[0].token_ids == expected.outputs[0].token_ids
+
+
+def test_a_budget_in_bytes_is_meant_as_it_is_and_a_share_of_ram_is_not(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("engine.sizing.CPU_MAX_CACHE_BYTES", 1)
+    limits = {"model": str(checkpoint), "device": "cpu", "max_model_len": 64, "max_num_seqs": 2}
+    assert EngineLoop(EngineConfig(**limits, memory_budget_bytes=2**33)).facts.num_kv_blocks == 2 * 64 // 16
+    assert EngineLoop(EngineConfig(**limits)).facts.num_kv_blocks == 1

@@ -85,6 +85,16 @@ def test_the_line_of_a_terminal_is_gone_in_the_end(capsys: pytest.CaptureFixture
     assert capsys.readouterr().err == "\r\x1b[2Kloading weights: 25 %\r\x1b[2K"
 
 
+def test_a_sentence_longer_than_the_terminal_is_shown_once_and_stays(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+    view = LineView()
+    for status in ("waiting", "it needs more than is free", "it needs more than is free", "loading"):
+        view.show(ProgressLine(status))
+    assert capsys.readouterr().err == ("\r\x1b[2Kwaiting\r\x1b[2Kit needs more than is free\n\r\x1b[2Kloading")
+
+
 def test_the_bar_takes_files_stages_and_markup(capsys: pytest.CaptureFixture[str]) -> None:
     view = BarView()
     view.show(ProgressLine("looking [for] it"))

@@ -8,16 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from app.cli.memory_picture import Bar, memory_picture
 from app.residency.memory import DeviceMemory
 from store.models import ModelStore
 from store.paths import DataRoot
 from tests.fakes.command_here import quire
 from tests.fakes.hub import FakeHub
 from tests.fakes.installed import install
+from tests.fakes.tiny_embedder import MAX_LENGTH, write_tiny_embedder
 from tests.pure.test_cli_show import CONFIG, WEIGHT_BYTES, checkpoint
 from tests.pure.test_parameter_estimate import DEEPSEEK_V3, GPT2
 
@@ -51,7 +49,7 @@ def test_r1_distill_of_the_catalogue(hub: FakeHub, capsys: pytest.CaptureFixture
     command = ("plan", "deepseek-r1:1.5b", "--memory", "24GiB", "--utilization", "0.9", "--blocks", "26653")
     assert quire(*command) == 0
     shown = capsys.readouterr().out
-    assert "The GPU cuda:0 with 25.8 GB, of which models may have 23.7 GB (memory_limit 0.92)." in shown
+    assert "The GPU cuda:0 of 25.8 GB; models may have 23.7 GB of it (memory_limit 0.92)." in shown
     assert "28,672 bytes = 2 (keys and values) x 28 layers x 2 KV heads x 128 x 2 bytes" in shown
     assert "458,752 bytes for 16 tokens" in shown
     assert "26,653 blocks = 426,448 tokens" in shown
@@ -145,20 +143,14 @@ def test_a_sentence_for_everything(
     assert shown.out == ""
 
 
-def test_a_picture() -> None:
-    bars = [Bar("first", (20, 10, 30)), Bar("second", (10, 0, 1))]
-    assert memory_picture(bars, 100, 90, num_columns=30, is_plain=True) == [
-        "first   [####==------......  ]",
-        "second  [............##-...  ]",
-        "         # weights  = workspace  - KV cache  . free",
-    ]
+def test_shares_that_add_up_to_too_much_are_told_first(capsys: pytest.CaptureFixture[str]) -> None:
+    assert quire("plan", "qwen3:8b=0.65", "--with", "qwen3:4b=0.4", "--memory", "96GiB") == 1
+    shown = capsys.readouterr().out
+    assert shown.splitlines()[-1] == "The shares come to 1.05, above the 0.92 that models may have; lower one of them."
 
 
-parts = st.tuples(*[st.integers(0, 10**9)] * 3)
-bars_of_any_size = st.lists(st.builds(Bar, st.text("ab", max_size=40), parts), min_size=1, max_size=4)
-
-
-@given(bars_of_any_size, st.integers(0, 10**10), st.integers(0, 10**10), st.integers(24, 120))
-def test_bars_are_as_wide_as_the_terminal(several: list[Bar], total: int, limit: int, num_columns: int) -> None:
-    lines = memory_picture(several, total, limit, num_columns=num_columns, is_plain=False)
-    assert {len(line) for line in lines[:-1]} == {num_columns}
+def test_an_embedding_model_has_the_context_that_its_files_give_texts(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    folder = write_tiny_embedder(tmp_path / "embedder")
+    assert planned(capsys, str(folder))["models"][0]["max_model_len"] == MAX_LENGTH

@@ -112,6 +112,19 @@ def test_load_of_what_is_not_installed(daemon: HttpDaemon, capsys: pytest.Captur
     assert "is not installed" in capsys.readouterr().err
 
 
+def test_ctrl_c_leaves_the_daemon_loading_and_says_so(
+    daemon: HttpDaemon, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def interrupted(*_arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("app.cli.load.follow", interrupted)
+
+    assert quire("load", "m") == 130
+
+    assert capsys.readouterr().err == "The daemon goes on loading m; `quire stop m` ends that.\n"
+
+
 def test_load_of_a_model_that_left_at_once(daemon: HttpDaemon, capsys: pytest.CaptureFixture[str]) -> None:
     daemon.resident = []
     assert quire("load", "m", "--keep-alive", "0") == 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.cli.memory_bar import MODEL_FILLS, Part, bar, picture
+from app.cli.memory_bar import MODEL_FILLS, Part, bar, picture, staircase
 from app.cli.output import display_width
 
 GB = 10**9
@@ -53,3 +53,35 @@ def test_the_legend_breaks_between_parts_and_wide_names_count_twice() -> None:
 
     assert lines[1:] == [f"     # {'模型' * 8} 1.0 GB", "     = b 1.0 GB   + c 1.0 GB"]
     assert all(display_width(line) <= 50 for line in lines)
+
+
+LABELS = ("weights", "workspace", "KV cache")
+
+
+def test_bars_of_several_models_begin_where_the_one_before_ended() -> None:
+    bars = [("first", (20, 10, 30)), ("second", (10, 0, 1))]
+
+    assert staircase(bars, LABELS, free_bytes=19, kept_bytes=10, num_columns=40) == [
+        "first   [######===++++++++..........---]",
+        "second  [.................###+......---]",
+        "         # weights   = workspace",
+        "         + KV cache   . free",
+        "         - above memory_limit",
+    ]
+
+
+sizes = st.tuples(*[st.integers(0, 10**9)] * 3)
+any_bars = st.lists(st.tuples(st.text("ab模", max_size=40), sizes), min_size=1, max_size=4)
+
+
+@given(any_bars, st.integers(0, 10**10), st.integers(0, 10**10), st.integers(40, 120))
+def test_such_bars_fill_the_terminal_and_show_every_part(
+    bars: list[tuple[str, tuple[int, int, int]]], free_bytes: int, kept_bytes: int, num_columns: int
+) -> None:
+    lines = staircase(bars, LABELS, free_bytes=free_bytes, kept_bytes=kept_bytes, num_columns=num_columns)
+
+    has_any = free_bytes + kept_bytes + sum(sum(parts) for _, parts in bars) > 0
+    for line, (_, parts) in zip(lines, bars, strict=False):
+        assert not has_any or display_width(line) == num_columns
+        drawn = line[line.index("[") :]
+        assert [fill in drawn for fill in "#=+"] == [size > 0 for size in parts]

@@ -167,6 +167,19 @@ def test_other_programs_in_the_way_are_named() -> None:
     assert "since other programs use 21.5 GB; stop other programs" in refusal.sentence
 
 
+def test_nobody_is_told_to_stop_models_where_that_is_not_enough() -> None:
+    device = replace(GPU, others_bytes=20 * GIB)
+    refusal = refused(place_new(need(4), [tenant("a", 1, 1, is_busy=True)], devices=[device]))
+    assert refusal.sentence.endswith(
+        "; stop other programs that use the device, raise memory_limit, or choose a smaller model."
+    )
+
+
+def test_the_limit_is_named_where_it_alone_is_in_the_way() -> None:
+    assert "; raise memory_limit, or choose a smaller model." in refused(place_new(need(23))).sentence
+    assert "in all; choose a smaller model." in refused(place_new(need(30))).sentence
+
+
 def test_a_lent_share_is_not_given_away() -> None:
     """The owner has 6 GiB less than its share; what is free belongs to it."""
     owner = tenant("owner", 4, 2, share=0.5, is_pinned=True)

@@ -53,7 +53,7 @@ def test_a_row_says_everything() -> None:
         "NAME      SIZE     DEVICE  SHARE  KV TOKENS  MAX CONCURRENCY  CONTEXT  RUNNING/WAITING  STATE  UNTIL"
     )
     assert row == (
-        "qwen3:4b  98.0 GB  cuda:0  0.65   1,426,448  10.88x           131,072  8/4              ready  in 29 min"
+        "qwen3:4b  98.0 GB  cuda:0  0.65   1,426,448  10.88x           131,072  8/4              ready  in 30 min"
     )
 
 
@@ -69,11 +69,28 @@ def test_a_narrow_terminal_gets_short_headings_and_then_short_names() -> None:
 
 
 @given(st.lists(st.text("模q3:-/", min_size=1, max_size=60), max_size=4))
-def test_any_names_fit_a_hundred_columns(names: list[str]) -> None:
-    lines = running_lines([entry(name) for name in names], 100, now=NOW)
+@pytest.mark.parametrize("num_columns", [100, 80, 60])
+def test_any_names_fit_a_terminal(num_columns: int, names: list[str]) -> None:
+    lines = running_lines([entry(name) for name in names], num_columns, now=NOW)
 
     assert len(lines) == 1 + len(names)
-    assert max(map(display_width, lines)) <= 100
+    assert max(map(display_width, lines)) <= num_columns
+
+
+def test_a_pipe_takes_every_name_whole() -> None:
+    name = "Qwen/Qwen3-Embedding-0.6B-GGUF:Q4_K_M"
+
+    assert name in running_lines([entry(name)], None, now=NOW)[1]
+
+
+def test_the_narrower_a_terminal_the_fewer_columns() -> None:
+    models = [entry(), entry("qwen3-embedding:0.6b")]
+
+    titles = {width: running_lines(models, width, now=NOW)[0] for width in (100, 80, 60)}
+
+    assert titles[100].split()[5:9] == ["TOKENS", "MAX", "CONC", "CONTEXT"]
+    assert titles[80].split() == ["NAME", "SIZE", "SHARE", "KV", "TOKENS", "MAX", "CONC", "RUN/WAIT", "STATE", "UNTIL"]
+    assert titles[60].split() == ["NAME", "SIZE", "RUN/WAIT", "STATE", "UNTIL"]
 
 
 def test_what_is_not_known_yet_stays_empty() -> None:
@@ -93,6 +110,8 @@ def test_a_second_name_of_a_worker_holds_nothing_of_its_own() -> None:
     ("fields", "text"),
     [
         ({"expires_at": "2026-01-01T12:00:40Z"}, "in 40 s"),
+        ({"expires_at": "2026-01-01T12:04:59Z"}, "in 5 min"),
+        ({"expires_at": "2026-01-01T13:01:00Z"}, "in 61 min"),
         ({"expires_at": "2026-01-01T11:59:40Z"}, "in 0 s"),
         ({"expires_at": "2026-01-01T14:10:00Z"}, "in 2 h"),
         ({"expires_at": "2026-01-05T12:00:00Z"}, "in 4 d"),
@@ -129,10 +148,12 @@ def test_an_empty_machine_has_a_bar_too() -> None:
 
 def test_notes_tell_what_the_table_cannot() -> None:
     failed = entry("a", state="failed", note="its worker died; ask again.")
+    refused = entry("c", state="failed", note="c needs more than there is.")
     asleep = entry("b", state="asleep", size_host=4 * GB)
 
-    assert notes_of([failed, asleep, entry()]) == [
+    assert notes_of([failed, refused, asleep, entry()]) == [
         "a: its worker died; ask again.",
+        "c needs more than there is.",
         "b sleeps, its weights in 4.0 GB of RAM.",
     ]
 
