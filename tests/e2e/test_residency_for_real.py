@@ -100,7 +100,8 @@ class Player:
     def some_share(self, name: str) -> float:
         """What it takes besides its KV cache, and some megabytes for that."""
         states = [state for state in self.supervisor.states() if name in state.names]
-        fixed_bytes = states[0].fixed_bytes if states else 200 * MIB
+        # 0 while its worker is not there: a share of a few megabytes alone would be refused to the requests.
+        fixed_bytes = (states[0].fixed_bytes if states else 0) or 200 * MIB
         return (fixed_bytes + random.Random(len(self.tasks)).randrange(1, 12) * MIB) / self.memory_bytes
 
     def kill(self) -> None:
