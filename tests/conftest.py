@@ -27,6 +27,15 @@ NOBODYS_PORT = 9
 KEPT_VARIABLES = ("QUIRE_TEST_", "QUIRE_CODE_CACHE")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """How long an example takes says more about the other programs on this machine than about the code."""
+    if config.pluginmanager.hasplugin("hypothesispytest"):  # not needed for tests/gpu
+        from hypothesis import HealthCheck, settings
+
+        settings.register_profile("quire", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+        settings.load_profile("quire")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _own_surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """The user's settings, daemon and what commands remember stay out of the tests, and the tests out of those."""

@@ -20,7 +20,7 @@ from store.errors import BrokenFile
 from store.formats.gguf import read_gguf_header
 from tests.fakes.checkpoints import write_gguf_checkpoint, write_hf_checkpoint, write_tokenizer
 
-FUZZ = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FUZZ = settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 MEBIBYTE = 1 << 20
 
 

@@ -219,14 +219,14 @@ def sequences_of_steps(draw: st.DrawFn) -> Sequences:
     return decodes + prompts
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(sequences_of_steps(), st.sampled_from(SHAPES), st.sampled_from([1, 2]), st.integers(0, 999))
 @example([(1, 1)], SHAPES[0], 1, 0)
 def test_any_mix_equals_dense_attention(sequences, shape, team_size, seed):
     assert_right(model_of(shape, team_size=team_size), sequences, seed)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(sequences_of_steps(), st.sampled_from(SHAPES), st.integers(0, 999))
 def test_a_row_is_the_same_alone_in_a_batch_and_for_any_team(sequences, shape, seed):
     alone, among = model_of(shape), model_of(shape, team_size=2)

@@ -56,7 +56,7 @@ def processor(request: pytest.FixtureRequest) -> Iterator[Isa]:
         yield request.param
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.integers(2, 6), st.integers(1, 4), st.integers(-30, 30), st.integers(0, 1000))
 def test_split_matrices_keep_sixteen_bits(tiles: int, groups: int, exponent: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
@@ -148,7 +148,7 @@ class Attention:
 def test_attention_equals_torch(processor: Isa, shape: tuple[int, int]) -> None:
     attentions = [Attention(*shape, size) for size in TEAMS]
 
-    @settings(max_examples=15, deadline=None)
+    @settings(max_examples=15)
     @given(
         st.lists(st.integers(1, LONGEST), min_size=1, max_size=MAX_TEXTS).filter(lambda all_: sum(all_) <= MAX_TOKENS),
         st.sampled_from([0.1, 1.0, 4.0]),

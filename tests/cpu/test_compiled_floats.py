@@ -75,7 +75,7 @@ def plain_product(matrix: PackedWeight, bias: torch.Tensor | None = None, size: 
     return Recording((matrix.in_features,), lambda ops, hidden: (ops.linear(hidden, matrix, bias),), size)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     parts=st.lists(st.tuples(st.integers(1, 12).map(lambda tiles: 16 * tiles), any_dtype), min_size=1, max_size=3),
     rest=st.integers(0, 15),
@@ -134,7 +134,7 @@ RAGGED = {dtype: pack(weights(torch.Generator().manual_seed(2), 80, (16 * 7 + 3,
 PRODUCTS = {dtype: plain_product(matrix) for dtype, matrix in RAGGED.items()}
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(any_dtype, st.integers(2, MAX_TOKENS), st.integers(0, 1000), st.floats(0, 30))
 def test_a_row_is_the_same_alone_and_among_others(dtype: torch.dtype, count: int, seed: int, magnitude: float) -> None:
     generator = torch.Generator().manual_seed(seed)

@@ -125,7 +125,7 @@ def test_products_after_norm_gate_and_nothing_equal_torch(parts, is_symmetric, s
             assert error(result, ORACLE.linear(quantized(values), matrix, added)) < tolerance
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.booleans(), st.integers(2, MAX_TOKENS), st.integers(0, 1000), st.floats(0, 4))
 def test_a_row_is_the_same_alone_and_among_outliers(is_symmetric, count, seed, magnitude):
     generator = torch.Generator().manual_seed(seed)

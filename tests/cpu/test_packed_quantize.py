@@ -21,7 +21,7 @@ SMALLEST_HALF = 2.0**-24
     dtype=st.sampled_from([torch.float32, torch.float16, torch.bfloat16]),
     seed=st.integers(0, 1000),
 )
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 def test_every_number_is_off_by_half_a_step_at_most(
     out_features: int, in_features: int, magnitude: float, dtype: torch.dtype, seed: int
 ) -> None:

@@ -29,7 +29,7 @@ def coded_rows(coding: Coding, out_features: int, in_features: int, seed: int = 
     in_features=st.integers(1, 100),
     seed=st.integers(0, 1000),
 )
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_packed_weights_are_those_of_the_parts(parts: list[tuple[Coding, int]], in_features: int, seed: int) -> None:
     rows = [coded_rows(coding, size, in_features, seed + index) for index, (coding, size) in enumerate(parts)]
     packed = pack(rows)

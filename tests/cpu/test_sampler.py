@@ -46,7 +46,7 @@ FILTERS = {
 }
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(seed=st.integers(0, 10_000), spread=st.sampled_from([0.0, 0.01, 1.0, 5.0]), ties=st.booleans(), **FILTERS)
 def test_thresholds_follow_the_definitions_of_the_filters(seed, spread, ties, temperature, top_k, top_p, min_p):
     logits = random_logits(1, seed=seed, spread=spread)
@@ -57,7 +57,7 @@ def test_thresholds_follow_the_definitions_of_the_filters(seed, spread, ties, te
     assert_keeps_what_is_allowed(logits[0], float(threshold), params)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 10_000), spread=st.sampled_from([0.01, 1.0, 5.0]), **FILTERS)
 def test_all_kept_tokens_are_drawn_and_no_others(seed, spread, temperature, top_k, top_p, min_p):
     """Drawn at evenly spread numbers, tokens come in vocabulary order, as often as their probability says."""

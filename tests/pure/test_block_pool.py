@@ -245,4 +245,4 @@ class BlockPoolMachine(RuleBasedStateMachine):
 
 
 TestBlockPoolMachine = BlockPoolMachine.TestCase
-TestBlockPoolMachine.settings = settings(max_examples=60, stateful_step_count=30, deadline=None, derandomize=True)
+TestBlockPoolMachine.settings = settings(max_examples=60, stateful_step_count=30, derandomize=True)

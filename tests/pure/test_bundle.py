@@ -229,7 +229,7 @@ def test_what_is_not_as_announced_is_refused(
     assert leftovers(other) == []
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=40)
 @given(data=st.data())
 def test_any_damage_is_refused_or_harmless(other: ModelStore, bundle: Path, data: st.DataObject) -> None:
     content = bytearray(bundle.read_bytes())

@@ -94,7 +94,7 @@ nodes = st.builds(
 )
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(st.dictionaries(names, nodes, max_size=4), st.none() | names, st.floats(allow_nan=False, allow_infinity=False))
 def test_any_tree_is_read_even_one_that_bites_its_tail(
     tmp_path: Path, mapping: dict[str, Any], current: str | None, time_s: float

@@ -367,5 +367,5 @@ class Tree(RuleBasedStateMachine):
             self.connection.close()
 
 
-Tree.TestCase.settings = settings(max_examples=100, stateful_step_count=25, deadline=None)
+Tree.TestCase.settings = settings(max_examples=100, stateful_step_count=25)
 test_any_order_of_changes_keeps_the_tree_whole = Tree.TestCase

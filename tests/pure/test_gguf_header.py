@@ -159,7 +159,7 @@ def test_absent_file_and_directory_are_broken_files(tmp_path: Path) -> None:
             read_gguf_header(path)
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(data=st.data())
 def test_mutated_headers_are_read_or_refused_without_large_allocations(data: st.DataObject, tmp_path: Path) -> None:
     """Overwrite a few bytes anywhere (often with the bytes of huge lengths), cut, or extend."""

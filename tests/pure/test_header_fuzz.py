@@ -42,7 +42,7 @@ from tests.fakes.gguf_files import (
     text,
 )
 
-FUZZ = settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FUZZ = settings(max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 PEAK_BYTES = 4 << 20
 
 SIZES = st.one_of(st.integers(0, 70), st.sampled_from([1 << 16, 1 << 24, 1 << 32, (1 << 63) - 1, (1 << 64) - 1]))

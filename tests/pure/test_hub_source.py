@@ -9,8 +9,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from hypothesis import HealthCheck, given
-from hypothesis import settings as hypothesis_settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from store.errors import AccessDenied, Cancelled, HubUnreachable, ModelNotFound
@@ -328,7 +327,6 @@ JSON = st.recursive(
 )
 
 
-@hypothesis_settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(JSON, st.sampled_from([hub_api, modelscope_api]))
 def test_no_listing_does_more_than_fail(value: object, api: ModuleType) -> None:
     answer = ApiAnswer(200, json.dumps(value).encode(), 0.0, "", None, "http://hub.test")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from app.residency.plan import CacheType, DevicePlan, Options, Wish, plan_device
@@ -176,7 +176,6 @@ names = st.sampled_from(["smollm2:135m", "qwen3:0.6b", "qwen3:8b", "qwen3:32b", 
 wishes = st.builds(wish, names, st.none() | st.sampled_from([0.1, 0.25, 0.5, 0.9]))
 
 
-@settings(deadline=None)
 @given(
     st.lists(wishes, min_size=1, max_size=4, unique_by=lambda one: one.name),
     st.sampled_from(["cuda:0", "cpu"]),

@@ -87,7 +87,7 @@ def test_absent_file_is_a_broken_file(tmp_path: Path) -> None:
         read_safetensors_header(tmp_path / "absent.safetensors")
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(data=st.data())
 def test_mutated_files_are_read_or_refused(data: st.DataObject, tmp_path: Path) -> None:
     content = bytearray(safetensors(ENTRIES))

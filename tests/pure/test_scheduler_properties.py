@@ -104,12 +104,10 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 TestSchedulerMachine = SchedulerMachine.TestCase
-TestSchedulerMachine.settings = settings(
-    max_examples=150, stateful_step_count=30, deadline=None, derandomize=True, print_blob=False
-)
+TestSchedulerMachine.settings = settings(max_examples=150, stateful_step_count=30, derandomize=True, print_blob=False)
 
 
-@settings(max_examples=150, deadline=None, derandomize=True, print_blob=False)
+@settings(max_examples=150, derandomize=True, print_blob=False)
 @given(config=configs(), depth=st.integers(1, 3), seed=st.integers(0, 2**32))
 def test_memory_comes_and_goes_under_load(config: SchedulerConfig, depth: int, seed: int) -> None:
     """Somebody is always running: now there is little more than what is in use, now plenty."""

@@ -284,7 +284,7 @@ def test_plan_covers_every_token_once(device, num_sequences, longest, tuning):
     planned([longest, *context_lens[1:]], device, tuning)
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=40, derandomize=True)
 @given(
     context_lens=st.lists(
         st.one_of(st.integers(0, 70), st.integers(0, 3000), st.integers(0, 1 << 19)), min_size=1, max_size=40

@@ -131,7 +131,7 @@ def test_a_row_draws_the_same_token_alone_and_in_a_batch() -> None:
         assert alone == [together[index]]
 
 
-@settings(max_examples=12 if DEVICE == CPU else 200, deadline=None)
+@settings(max_examples=12 if DEVICE == CPU else 200)
 @given(
     seed=st.integers(0, 10_000),
     dtype=st.sampled_from(DTYPES),
