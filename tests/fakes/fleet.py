@@ -46,12 +46,14 @@ class FakeModel:
     load_error: EngineError | None = None
     real_fixed_bytes: int | None = None
     """What the worker finds that it needs, where the plan is wrong."""
+    files: str = ""
+    """What it shares with other names; else its own."""
     num_loads: int = 0
     num_wakes: int = 0
 
     @property
     def installed(self) -> InstalledModel:
-        return InstalledModel(self.name, Path("/models") / self.name, self.fixed_bytes, "path", "", 0.0)
+        return InstalledModel(self.name, Path("/models") / (self.files or self.name), self.fixed_bytes, "path", "", 0.0)
 
     @property
     def need(self) -> Need:
@@ -170,14 +172,20 @@ class FakeWorker:
 
 @dataclass
 class Fleet:
-    """Models on devices.  `others_bytes` is what programs that are not ours hold of each device."""
+    """Models on devices.
+
+    `others_bytes` is what programs that are not ours hold of each device; `aliases` are other names of models.
+    """
 
     models: dict[str, FakeModel]
     devices: dict[str, int]
     settings: Settings = field(default_factory=Settings)
     others_bytes: dict[str, int] = field(default_factory=dict)
     host_bytes: int = 64 * GIB
+    aliases: dict[str, str] = field(default_factory=dict)
     workers: list[FakeWorker] = field(default_factory=list)
+    num_breaking_off: int = 0
+    """Loads that were broken off and whose worker is not gone yet."""
     supervisor: Supervisor = field(init=False)
 
     def __post_init__(self) -> None:
@@ -191,9 +199,10 @@ class Fleet:
         )
 
     def find(self, name: str) -> InstalledModel:
-        if name not in self.models:
+        model = self.models.get(self.aliases.get(name, name))
+        if model is None:
             raise ModelNotFound(f"{name} is not installed; get it with `quire pull {name}`.")
-        return self.models[name].installed
+        return model.installed
 
     async def need_of(self, slot: Slot, _devices: Sequence[DeviceShare]) -> Need:
         return self.models[slot.installed.name].need
@@ -217,7 +226,13 @@ class Fleet:
         model = self.models[installed.name]
         model.num_loads += 1
         on_progress(Progress("loading weights", 1, 2))
-        await asyncio.sleep(model.load_s)
+        try:
+            await asyncio.sleep(model.load_s)
+        except asyncio.CancelledError:
+            self.num_breaking_off += 1
+            await asyncio.sleep(0.5)
+            self.num_breaking_off -= 1
+            raise
         if model.load_error is not None:
             raise model.load_error
         fixed = model.real_fixed_bytes or model.fixed_bytes

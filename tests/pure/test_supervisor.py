@@ -52,6 +52,7 @@ def play(fleet: Fleet, scene: Coroutine[Any, Any, None]) -> None:
     run(all_of_it())
     assert list(fleet.supervisor.ledger) == []
     assert fleet.alive() == []
+    assert fleet.num_breaking_off == 0
 
 
 def test_requests_for_one_cold_model_share_a_load_and_others_go_on() -> None:
