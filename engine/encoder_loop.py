@@ -25,6 +25,7 @@ from engine.build import OnProgress
 from engine.core.text_queue import TextQueue
 from engine.encoder_build import build_encoder
 from engine.holdings import Holdings
+from engine.pooling.dimensions import check_dimensions
 from engine.runner.encoder_runner import PendingTexts
 
 log = logging.getLogger(__name__)
@@ -177,12 +178,7 @@ class EncoderLoop:
         if pooling.kind != self._kind:
             made = "vectors" if self._kind == "embed" else "scores"
             raise InvalidParameter("model", f"This model makes {made}; choose another for what was asked.")
-        if pooling.dimensions is not None and not 1 <= pooling.dimensions <= facts.embedding_length:
-            raise InvalidParameter(
-                "dimensions",
-                f"dimensions is {pooling.dimensions:,}, and the model's vectors have {facts.embedding_length:,}; give "
-                f"1 to {facts.embedding_length:,}, or leave it out.",
-            )
+        check_dimensions(pooling.dimensions, facts.embedding_length)
         if prompt.token_ids and not 0 <= min(prompt.token_ids) <= max(prompt.token_ids) < facts.vocab_size:
             raise InvalidParameter(
                 "input", f"The text has token ids outside of 0 to {facts.vocab_size - 1:,}; use the model's own ids."

@@ -25,6 +25,7 @@ from engine.build import OnProgress
 from engine.engine import Engine, open_engine
 from engine.offline_pooling import PooledModel
 from engine.text.chat_template import ChatTemplate
+from engine.text.model_files import is_bare
 from engine.text.stage import SequenceText, TextStage, open_text_files
 from engine.text.tokenizer import Tokenizer, empty_tokenizer
 
@@ -312,10 +313,8 @@ def _collect(request: GenerateRequest, choices: list[_Collector]) -> RequestOutp
 
 
 def _open_text_files(model: Path, load_format: LoadFormat) -> tuple[Tokenizer, ChatTemplate | None]:
-    """What the text stage needs; random weights need no tokenizer, and prompts are then given as token ids."""
-    if load_format == "dummy" and model.is_dir() and not (model / "tokenizer.json").is_file():
-        return empty_tokenizer(), None
-    return open_text_files(model)
+    """What the text stage needs."""
+    return (empty_tokenizer(), None) if is_bare(model, load_format) else open_text_files(model)
 
 
 def _find_model(model: str | Path) -> tuple[Path, Preset | None]:

@@ -17,6 +17,7 @@ from engine.api.request import EmbedRequest, Prompt, ScoreRequest
 from engine.api.wire import WorkerFacts
 from engine.engine import Engine
 from engine.pooling.config import ModelPooling, read_pooling
+from engine.text.model_files import is_bare
 from engine.text.pooling_stage import PoolingStage
 from engine.text.text_encoder import TextEncoder, load_text_encoder
 
@@ -41,10 +42,9 @@ class PooledModel:
         pooling = read_pooling(model)
         if pooling is None:
             return None
-        # Random weights need no tokenizer; token ids are given then.
-        is_bare = load_format == "dummy" and model.is_dir() and not (model / "tokenizer.json").is_file()
-        encoder = TextEncoder(tokenizers.Tokenizer(tokenizers.models.BPE())) if is_bare else load_text_encoder(model)
-        return cls(encoder, pooling, next_sequence_id)
+        if is_bare(model, load_format):
+            return cls(TextEncoder(tokenizers.Tokenizer(tokenizers.models.BPE())), pooling, next_sequence_id)
+        return cls(load_text_encoder(model), pooling, next_sequence_id)
 
     def opened(self, facts: WorkerFacts) -> None:
         """Take over what the loaded engine really got.  Raises as `PoolingStage`."""

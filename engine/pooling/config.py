@@ -27,9 +27,8 @@ PoolingMode = Literal["mean", "cls", "last"]
 Activation = Literal["sigmoid", "none"]
 
 _MODES: Mapping[str, PoolingMode] = {"mean": "mean", "cls": "cls", "lasttoken": "last"}
-_GGUF_MODES: Mapping[int, PoolingMode] = {1: "mean", 2: "cls", 3: "last"}
+_GGUF_KINDS = ("none", "mean", "cls", "last", "rank")
 """`enum llama_pooling_type` of https://github.com/ggml-org/llama.cpp/blob/master/include/llama.h"""
-_GGUF_RANK = 4
 _YES_NO = ("yes", "no")
 _LONGEST_CONTEXT = 1 << 26
 """Tokenizers say 10^30 where they mean that they know no limit."""
@@ -170,15 +169,15 @@ def _length(value: object) -> int | None:
 def _of_gguf(path: Path) -> ModelPooling | None:
     metadata = read_gguf_header(part_paths(path)[0], longest_array=0).metadata
     architecture = metadata.get("general.architecture")
-    kind = metadata.get(f"{architecture}.pooling_type", 0)
-    if kind == _GGUF_RANK or _is_named_reranker(path):
+    number = metadata.get(f"{architecture}.pooling_type", 0)
+    kind = _GGUF_KINDS[number] if number in range(len(_GGUF_KINDS)) else f"type {number}"
+    if kind == "rank" or _is_named_reranker(path):
         return _choosing(_YES_NO, None)
-    if kind == 0:
+    if kind == "none":
         return None
-    if kind != 3:
+    if kind != "last":
         raise UnsupportedModel(
-            f"Pooling by {_GGUF_MODES.get(kind, kind)} is not supported for GGUF files; choose the model's original "
-            "weights (safetensors)."
+            f"Pooling by {kind} is not supported for GGUF files; choose the model's original weights (safetensors)."
         )
     return ModelPooling(task="embed", mode="last")
 

@@ -1,6 +1,7 @@
 """The last step from pooled hidden states to what a request gets: cut, and brought to length 1, in float32.
 
-Plain numpy on the host, whatever device computed the states.  Called by `engine.runner.encoder_runner`.
+Plain numpy on the host, whatever device computed the states.  Called by
+`engine.runner.encoder_runner` and `engine.runner.prompt_pooling`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`DeviceWeights`: a model's parameters on a GPU, side by side in one arena, which sleep in this machine's RAM.
 
 Asleep, the device has its memory back but the addresses stay, so captured graphs are good again after waking, which
-is one copy at the speed of the bus.  Built by `engine.build` before the model; filled by the loader like any memory.
+is one copy at the speed of the bus.  Built before the model, whose loader fills it like any memory.
 """
 
 from __future__ import annotations

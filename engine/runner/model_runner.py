@@ -140,27 +140,19 @@ class ModelRunner:
         if step is None and any(pooling is None or pooling.kind == "choice" for pooling in poolings):
             logits = self._model.logits(hidden)
 
-        def part(values: torch.Tensor | None, is_pooled: bool) -> torch.Tensor | None:
-            members = [index for index, sequence in enumerate(ends) if sequence.pools == is_pooled]
-            if values is None or len(members) == len(ends):
-                return values
-            return values[upload(np.array(members), self._rows.device)]
-
-        pooled_states = part(hidden, True)
-        assert pooled_states is not None
+        is_pooled = [sequence.pools for sequence in ends]
         pooled = pool(
             [pooling for pooling in poolings if pooling is not None],
-            pooled_states,
+            _select(hidden, is_pooled),
             self._model.final_states,
-            part(logits, True),
+            None if logits is None else _select(logits, is_pooled),
             normalizes=self._normalizes_vectors,
         )
-        sampling = [sequence for sequence in ends if sequence.samples]
-        if not sampling:
+        if all(is_pooled):
             return self._no_tokens(pooled)
-        sampled_logits = part(logits, False)
-        assert sampled_logits is not None
-        return self._sample(sampling, sampled_logits, pooled)
+        assert logits is not None, "what is sampled has logits"
+        sampling = [sequence for sequence in ends if sequence.samples]
+        return self._sample(sampling, _select(logits, [not one for one in is_pooled]), pooled)
 
     def _no_tokens(self, pooled: PendingPooled | None = None) -> PendingStep:
         # On the device, so that whoever waits for this step waits until it has run.
@@ -198,6 +190,13 @@ class ModelRunner:
             num_tokens=sequence.start + sequence.num_tokens,
             seed=derive(self._seed, sequence.sequence_id) if seed is None else seed,
         )
+
+
+def _select(values: torch.Tensor, is_wanted: Sequence[bool]) -> torch.Tensor:
+    """The rows of `values` that are wanted."""
+    if all(is_wanted):
+        return values
+    return values[upload(np.flatnonzero(is_wanted), values.device)]
 
 
 def _unzip(pairs: Iterable[tuple[int, int]]) -> tuple[list[int], list[int]]:

@@ -15,6 +15,7 @@ import torch
 from engine.api.errors import InvalidParameter
 from engine.api.request import Pooling
 from engine.api.wire import WorkerFacts
+from engine.pooling.dimensions import check_dimensions
 from engine.pooling.vectors import finish_vectors
 from engine.runner.transfer import Download, upload
 
@@ -87,7 +88,7 @@ def pool(
 
 
 def check_pooling(pooling: Pooling | None, facts: WorkerFacts, hidden_size: int) -> None:
-    """Raises `InvalidParameter` for what a decoder of `facts` cannot make of a prompt."""
+    """Raises `InvalidParameter` for what a decoder of `facts` and `hidden_size` cannot make of a prompt."""
     if facts.task == "embed" and (pooling is None or pooling.kind != "embed"):
         raise InvalidParameter(
             "model", "This model makes vectors, and nothing else; choose a chat model or a reranker."
@@ -101,9 +102,5 @@ def check_pooling(pooling: Pooling | None, facts: WorkerFacts, hidden_size: int)
             raise InvalidParameter(
                 "choice_ids", f"A choice is between two of the model's {facts.vocab_size:,} tokens; give their ids."
             )
-    elif pooling.dimensions is not None and not 1 <= pooling.dimensions <= hidden_size:
-        raise InvalidParameter(
-            "dimensions",
-            f"dimensions is {pooling.dimensions:,}, and the model's vectors have {hidden_size:,}; give 1 to "
-            f"{hidden_size:,}, or leave it out.",
-        )
+    else:
+        check_dimensions(pooling.dimensions, hidden_size)

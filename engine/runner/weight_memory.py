@@ -1,7 +1,7 @@
 """`WeightMemory`: what a model's weights do when their engine sleeps and wakes.
 
-Built with the model by `engine.build`, driven by the engine's sleep and wake.  On a GPU
-`engine.runner.device_weights` moves them to this machine's RAM and back, to the same addresses.
+Built with the model, driven by `engine.holdings`.  On a GPU `engine.runner.device_weights` moves them to this machine's
+RAM and back, to the same addresses.
 """
 
 from __future__ import annotations

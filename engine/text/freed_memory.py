@@ -1,7 +1,7 @@
 """Give memory that was freed on the C heap back to the system.
 
 Reading a vocabulary makes some hundred thousand small allocations, short-lived and lasting ones side by side, and
-the C library keeps the pages that the short-lived ones leave empty.  Called by `engine.text.stage`.
+the C library keeps the pages that the short-lived ones leave empty.  Called where a tokenizer is loaded.
 """
 
 from __future__ import annotations

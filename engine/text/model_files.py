@@ -1,7 +1,7 @@
-"""Read the small JSON files beside a model's weights (tokenizer_config.json and its kind).
+"""Read the small files beside a model's weights (tokenizer_config.json and its kind).
 
-Knows that they are JSON objects and nothing about their keys.  Used by the modules of
-`engine.text` that load something from a checkpoint directory.
+Knows that they are JSON objects or text and nothing about their keys.  Used by the modules of
+`engine.text` that load something from a checkpoint directory, and by the offline API.
 """
 
 from __future__ import annotations
@@ -9,9 +9,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from engine.api.config import LoadFormat
 from engine.api.errors import BrokenCheckpoint
 from store.errors import BrokenFile
 from store.formats.json_object import read_json_file
+
+
+def is_bare(model: Path, load_format: LoadFormat) -> bool:
+    """Whether a model is to get random weights and has no tokenizer: prompts are then given as token ids."""
+    return load_format == "dummy" and model.is_dir() and not (model / "tokenizer.json").is_file()
 
 
 def read_json_object(path: Path) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from engine.api.errors import ContextLengthExceeded, InvalidParameter, Unsupport
 from engine.api.request import TRUNCATE_TO_CONTEXT, EmbedRequest, Pooling, Prompt, ScoreRequest
 from engine.api.sampling import SamplingParams
 from engine.pooling.config import ModelPooling
+from engine.pooling.dimensions import check_dimensions
 from engine.text import rerank_template
 from engine.text.text_encoder import EncodedPair, TextEncoder
 
@@ -54,7 +55,7 @@ class PoolingStage:
 
     def embed(self, request: EmbedRequest, next_sequence_id: Callable[[], int]) -> list[Prompt]:
         """One `Prompt` per input, in order.  Raises `InvalidParameter` and `ContextLengthExceeded`."""
-        self._check_dimensions(request.dimensions)
+        check_dimensions(request.dimensions, self._embedding_length)
         prefix = self._prompt_text(request)
         if not request.inputs:
             raise InvalidParameter(request.param, f"{request.param} is empty; send at least one text.")
@@ -207,14 +208,6 @@ class PoolingStage:
                 f"takes, or {num_fixed_tokens + 1:,} to {self.max_tokens:,}.",
             )
         return truncate_tokens
-
-    def _check_dimensions(self, dimensions: int | None) -> None:
-        if dimensions is not None and not 1 <= dimensions <= self._embedding_length:
-            raise InvalidParameter(
-                "dimensions",
-                f"dimensions is {dimensions:,}, and the model's vectors have {self._embedding_length:,}; give 1 to "
-                f"{self._embedding_length:,}, or leave it out.",
-            )
 
     def _check_length(self, num_tokens: int, limit: int, param: str, index: int) -> None:
         if num_tokens == 0:

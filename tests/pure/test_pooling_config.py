@@ -178,6 +178,14 @@ def test_gguf_files_say_it_in_their_metadata(
         assert (None if found is None else (found.task, found.mode)) == expected
 
 
+@pytest.mark.parametrize(("number", "words"), [(1, "by mean is not"), (2, "by cls is not"), (9, "by type 9 is not")])
+def test_gguf_files_that_pool_otherwise_are_refused(tmp_path: Path, number: int, words: str) -> None:
+    metadata = {"general.architecture": "qwen3", "qwen3.pooling_type": number}
+    (tmp_path / "a.gguf").write_bytes(gguf_bytes(keys_of(metadata), []))
+    with pytest.raises(UnsupportedModel, match=words):
+        read_pooling(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("config", "files", "words"),
     [
