@@ -72,10 +72,12 @@ class FakeClient:
         *scripts: Sequence[str | ClientError | asyncio.Event],
         load_error: ClientError | None = None,
         load_gates: tuple[asyncio.Event, ...] = (),
+        load_status: str = "",
     ) -> None:
         self.scripts = list(scripts)
         self.load_error = load_error
         self.load_gates = load_gates
+        self.load_status = load_status
         self.requests: list[list[dict[str, Any]]] = []
         self.params: list[dict[str, Any]] = []
         self.chat_ids: list[str | None] = []
@@ -103,7 +105,7 @@ class FakeClient:
 
     async def load(self, model: str) -> AsyncGenerator[ProgressLine, None]:
         for i, gate in enumerate(self.load_gates):
-            yield ProgressLine("loading weights", total=4, completed=i)
+            yield ProgressLine(self.load_status) if self.load_status else ProgressLine("loading weights", None, 4, i)
             await gate.wait()
         if self.load_error:
             raise self.load_error
@@ -255,7 +257,8 @@ async def test_a_question_asked_during_loading_waits_and_loading_stays_visible()
         header = pilot.app.screen.query_one(HeaderLine)
         await wait_until(pilot, lambda: header.state_text == "loading weights 0 %")
         await ask(pilot, "Hi")
-        await wait_until(pilot, lambda: header.state_text == "waiting")
+        await wait_until(pilot, lambda: len(client.requests) == 1)
+        assert header.state_text == "loading weights 0 %"
         gates[0].set()
         await wait_until(pilot, lambda: header.state_text == "loading weights 25 %")
         gates[1].set()
@@ -277,6 +280,46 @@ async def test_a_load_that_fails_under_a_waiting_question_is_told_once() -> None
         answer.set()
         await wait_until(pilot, lambda: not screen_of(pilot).is_answering)
         assert len(texts(pilot, Notice)) == 1
+
+
+async def test_a_model_that_left_meanwhile_shows_how_it_comes_back() -> None:
+    gate, answer = asyncio.Event(), asyncio.Event()
+    client = FakeClient([answer, "Hello."])
+    async with ChatApp(client, "m").run_test() as pilot:
+        header = pilot.app.screen.query_one(HeaderLine)
+        await wait_until(pilot, lambda: header.state_text == "ready")
+        client.load_gates = (gate,)
+        await ask(pilot, "Hi")
+        await wait_until(pilot, lambda: header.state_text == "loading weights 0 %")
+        gate.set()
+        await wait_until(pilot, lambda: header.state_text == "waiting")
+        answer.set()
+        await wait_until(pilot, lambda: header.state_text == "ready")
+        assert texts(pilot, AssistantMessage) == ["Hello."]
+
+
+async def test_a_model_that_cannot_come_back_is_told_once() -> None:
+    error = ClientError(503, "insufficient_memory", "There is no room; stop another model.")
+    client = FakeClient([error])
+    async with ChatApp(client, "m").run_test() as pilot:
+        await wait_until(pilot, lambda: pilot.app.screen.query_one(HeaderLine).state_text == "ready")
+        client.load_error = error
+        await ask(pilot, "Hi")
+        await wait_until(pilot, lambda: len(texts(pilot, Notice)) == 1 and not screen_of(pilot).is_answering)
+        await pilot.pause()
+        assert texts(pilot, Notice) == ["There is no room; stop another model. Up recalls your prompt."]
+
+
+async def test_what_stands_in_the_way_is_told_until_it_is_gone() -> None:
+    gate = asyncio.Event()
+    client = FakeClient(load_gates=(gate,), load_status="m needs 5 GB and n keeps 4 GB (busy); wait until it is idle.")
+    async with ChatApp(client, "m").run_test() as pilot:
+        header = pilot.app.screen.query_one(HeaderLine)
+        await wait_until(pilot, lambda: header.state_text == "waiting for room")
+        assert texts(pilot, Notice) == ["m needs 5 GB and n keeps 4 GB (busy); wait until it is idle."]
+        gate.set()
+        await wait_until(pilot, lambda: header.state_text == "ready")
+        assert texts(pilot, Notice) == []
 
 
 async def test_enter_sends_and_ctrl_j_breaks_the_line() -> None:

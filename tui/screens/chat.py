@@ -75,6 +75,8 @@ class ChatScreen(Screen[None]):
         self._conversation = Conversation(system)
         self._saved = SavedChat(client.chats, model)
         self._is_answering = False
+        self._is_loading = False
+        self._why_waiting = Notice("")
         self._interrupted_at_s = float("-inf")
 
     def compose(self) -> ComposeResult:
@@ -86,7 +88,8 @@ class ChatScreen(Screen[None]):
     async def on_mount(self) -> None:
         self.query_one(PromptInput).focus()
         self.query_one(StatusLine).show_keys(IDLE_KEYS)
-        self._load_model()
+        self._show_state(State.LOADING)
+        self._load_model(tells_failure=True)
         if self._resumed is not None:
             await self._show_chat(self._resumed, self._system)
 
@@ -96,20 +99,36 @@ class ChatScreen(Screen[None]):
         return self._is_answering
 
     @work(group="load", exclusive=True)
-    async def _load_model(self) -> None:
-        self._show_state(State.LOADING)
+    async def _load_model(self, *, tells_failure: bool) -> None:
+        """Bring the model into memory, which takes no time where it is there, and show how that goes."""
+        self._is_loading = True
         try:
             async with aclosing(self._client.load(self._model)) as events:
                 async for progress in events:
-                    self._show_state(State.LOADING, format_progress(progress))
+                    await self._show_loading(progress)
         except ClientError as error:
             self._show_state(State.FAILED, "not loaded")
             # An answer that waits for the model fails for the same reason and says so itself.
-            if not self._is_answering:
+            if tells_failure and not self._is_answering:
                 await self._transcript.add(Notice(error.message, "error"))
             return
+        finally:
+            self._is_loading = False
+            if self._why_waiting.is_attached:
+                await self._why_waiting.remove()
         if self.query_one(HeaderLine).state is State.LOADING:
             self._show_state(State.WAITING if self._is_answering else State.READY)
+
+    async def _show_loading(self, progress: ProgressLine) -> None:
+        """A stage in the header; a whole sentence, about what stands in the way, has room in the transcript alone."""
+        text = format_progress(progress)
+        is_sentence = text.endswith(".")
+        self._show_state(State.LOADING, "waiting for room" if is_sentence else text)
+        if self._why_waiting.is_attached:
+            await self._why_waiting.remove()
+        if is_sentence:
+            self._why_waiting = Notice(text)
+            await self._transcript.add(self._why_waiting)
 
     @on(PromptInput.Submitted)
     async def _send(self, event: PromptInput.Submitted) -> None:
@@ -204,7 +223,10 @@ class ChatScreen(Screen[None]):
 
     async def _stream_into(self, message: AssistantMessage) -> None:
         """Show the answer while the daemon saves it; one that cannot be saved is shown all the same."""
-        self._show_state(State.WAITING)
+        if not self._is_loading:
+            self._show_state(State.WAITING)
+            # The model may have left or fallen asleep since.
+            self._load_model(tells_failure=False)
         self._status.show_message("")
         try:
             await self._stream_turn(message, await self._saved.id())
