@@ -67,7 +67,8 @@ class Engine(Protocol):
     def sleep(self) -> WorkerMemory:
         """Give the device's memory back as far as possible; `wake` alone may follow.
 
-        Raises `EngineBusy` while sequences are open, and `InsufficientMemory` when RAM has no room for the weights.
+        Raises `EngineBusy` while sequences are open, `InsufficientMemory` when RAM has no room for the weights, and
+        `EngineError` where they cannot leave; and then changed nothing.
         """
         ...
 

@@ -121,7 +121,7 @@ class CudaDriver:
             self._call("cuMemMap", address, num_bytes, 0, handle, 0, wanted_bytes=num_bytes)
         finally:
             # The mapping alone keeps the memory from here on.
-            self._call("cuMemRelease", handle)
+            self._must("cuMemRelease", handle)
 
     def allow_access(self, address: int, num_bytes: int) -> None:
         self._call("cuMemSetAccess", address, num_bytes, byref(self._access), 1, wanted_bytes=num_bytes)

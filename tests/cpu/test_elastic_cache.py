@@ -168,6 +168,8 @@ def test_sleep_forgets_the_cache_and_waking_brings_all_else_back(engine: EngineL
         with pytest.raises(EngineAsleep, match="wake it first"):
             refused()
 
+    assert engine.wake(0).num_kv_blocks == 1, "a prompt and an output token fit in any case"
+    engine.sleep()
     awake = engine.wake(30)
     assert (awake.is_asleep, awake.num_kv_blocks, awake.host_bytes) == (False, 30, 0)
     assert engine.stats().num_free_blocks == engine.stats().num_blocks == 30

@@ -133,3 +133,38 @@ class TestPipelining:
         batch = schedule(scheduler)
         scheduler.abort(0)
         assert [o.sequence_id for o in commit(scheduler, batch)] == [1]
+
+
+class TestResize:
+    def test_what_the_largest_open_sequence_may_need_remains(self) -> None:
+        scheduler = make_scheduler(num_blocks=64)
+        add(scheduler, 0, 5, max_tokens=6)
+        add(scheduler, 1, 30, max_tokens=20)
+        assert scheduler.least_blocks == 13
+        assert scheduler.resize(0) == []
+        assert (scheduler.block_pool.num_blocks, scheduler.max_model_len) == (13, 52)
+        scheduler.abort(1)
+        scheduler.resize(0)
+        assert (scheduler.block_pool.num_blocks, scheduler.max_model_len) == (3, 12)
+
+    def test_a_prompt_and_an_output_fit_in_any_case(self) -> None:
+        assert make_scheduler().least_blocks == 1
+        scheduler = make_scheduler(block_size=1)
+        assert scheduler.least_blocks == 2
+        scheduler.resize(0)
+        add(scheduler, 0, 1)
+        assert sum(len(output.token_ids) for output in step(scheduler)) == 1
+        assert not scheduler.has_work
+
+    def test_the_latest_arrivals_give_way_and_all_come_to_their_end(self) -> None:
+        scheduler = make_scheduler(num_blocks=64)
+        for sequence_id in range(4):
+            add(scheduler, sequence_id, 16, max_tokens=8)
+        step(scheduler)
+        scheduler.resize(11)
+        assert (scheduler.num_running, scheduler.num_waiting) == (2, 2)
+        assert [sequence.sequence_id for sequence in scheduler._waiting] == [2, 3]
+        ends = []
+        while scheduler.has_work:
+            ends += [output.sequence_id for output in step(scheduler) if output.finish_reason == "length"]
+        assert sorted(ends) == [0, 1, 2, 3]
