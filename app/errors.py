@@ -108,7 +108,7 @@ class JobStopped(AppError):
 
 
 class ModelInUse(AppError):
-    """The model is resident, so its files cannot go."""
+    """The model is in memory, so its files cannot go; or it has requests, so it cannot sleep."""
 
     status = 409
     code = "model_in_use"

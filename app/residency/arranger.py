@@ -18,7 +18,7 @@ from app.residency.lifecycle import Lifecycle
 from app.residency.model_loader import WorkerKey
 from app.residency.placement import place, wake_placement
 from app.residency.room import Room
-from app.residency.slot import Phase, Slot
+from app.residency.slot import LONGEST_WAIT_S, Phase, Slot
 from app.residency.tenants import Action, DeviceShare, Need, NoRoom, Placement, Shrink, Sleep, Tenant
 from app.residency.turns import Turn, Waiting, next_turn
 from app.residency.words import span_text
@@ -34,8 +34,6 @@ _LOOK_AGAIN_S = 1.0
 """While a model waits for its turn: nobody says when the requests that are owed an answer have got it."""
 _PAUSE_S = 0.01
 """Between two looks, however much happens meanwhile."""
-LONGEST_WAIT_S = 1800.0
-"""For a model's turn.  Longer than any queue is: somebody in the way does not come to an end."""
 
 NeedOf = Callable[[Slot, Sequence[DeviceShare]], Awaitable[Need]]
 """What a model will take; raises the error that whoever waits for it gets."""
@@ -193,8 +191,7 @@ class Arranger:
         leaving = [by_name[action.name] for action in placement.actions if not isinstance(action, Shrink)]
         for slot in leaving:
             slot.phase = Phase.ASLEEP if slot.phase is Phase.ASLEEP else Phase.DRAINING
-        # There may be more reasons than actions.
-        for action, why in zip(placement.actions, placement.reasons, strict=False):
+        for action, why in placement.steps:
             try:
                 await self._carry_out(action, by_name[action.name], device, why)
             except EngineError as error:
@@ -229,6 +226,8 @@ class Arranger:
                 self._events.record("refuse", slot.name, why)
                 error = InsufficientMemory(f"{slot.name} cannot serve.  {why}")
                 slot.line.refuse(error, who_came_by=now - LONGEST_WAIT_S)
+                # Whoever waited behind it may be next.
+                self._has_news = True
 
     def _end_needless_drains(self) -> None:
         """Those for whom others were drained have come, or nobody waits for them any more."""

@@ -85,7 +85,7 @@ class Balancer:
                     await self._resize(name, kv_bytes, device)
 
     async def _resize(self, name: str, kv_bytes: int, device: DeviceShare) -> None:
-        slot = next((slot for slot in self._slots.values() if slot.name == name), None)
+        slot = self._room.slot_of(name)
         now = asyncio.get_running_loop().time()
         if slot is None or slot.model is None or slot.phase not in (Phase.READY, Phase.DRAINING):
             return

@@ -7,19 +7,20 @@ supervisor; `app.residency.lifecycle` does what is decided here.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
-from app.errors import ModelNotLoaded
+from app.errors import ModelInUse, ModelNotLoaded
 from app.residency.events import EventLog
 from app.residency.ledger import Overdrawn
 from app.residency.lifecycle import Lifecycle
-from app.residency.model_loader import WorkerKey
 from app.residency.placement import reshare, wake_placement
 from app.residency.room import Room
-from app.residency.slot import ON_ITS_WAY, Phase, Slot
+from app.residency.slot import LONGEST_WAIT_S, ON_ITS_WAY, Phase, Slot
 from app.residency.tenants import DeviceShare, NoRoom, Placement, Shrink
+from app.residency.words import span_text
 from engine.api.errors import InsufficientMemory
 
 
@@ -28,13 +29,11 @@ class Changes:
 
     def __init__(
         self,
-        slots: Mapping[WorkerKey, Slot],
         room: Room,
         lifecycle: Lifecycle,
         events: EventLog,
         next_change: Callable[[], Awaitable[None]],
     ) -> None:
-        self._slots = slots
         self._room = room
         self._lifecycle = lifecycle
         self._events = events
@@ -43,8 +42,11 @@ class Changes:
     async def sleep(self, slot: Slot) -> None:
         """Take no new requests, wait for those that are open, and move the weights to host memory.
 
-        Raises `ModelNotLoaded` for a model that has left meanwhile, and the `EngineError` of one that cannot sleep.
+        Raises `ModelNotLoaded` for a model that has left meanwhile, `ModelInUse` for one whose requests do not end, and
+        the `EngineError` of one that cannot sleep.
         """
+        loop = asyncio.get_running_loop()
+        give_up_at = loop.time() + LONGEST_WAIT_S
         while True:
             async with self._deciding_about(slot):
                 if slot.phase is Phase.ASLEEP:
@@ -56,7 +58,15 @@ class Changes:
                 if slot.is_idle:
                     await self._lifecycle.sleep(slot, "Somebody put it to sleep.")
                     return
-            await self._next_change()
+                if loop.time() >= give_up_at:
+                    slot.resume_turn()
+                    raise ModelInUse(
+                        f"{slot.name} still has open requests after {span_text(LONGEST_WAIT_S)} and goes on serving; "
+                        f"`quire stop {slot.name}` ends them."
+                    )
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(give_up_at):
+                    await self._next_change()
 
     async def set_share(self, slot: Slot, share: float) -> None:
         """Give it a share of its device, at the cost of KV cache that others do not use; nobody has to leave.
@@ -92,10 +102,10 @@ class Changes:
 
     async def _resize_to(self, slot: Slot, found: Placement, device: DeviceShare) -> None:
         """Let others shrink as far as it takes, then the model grow or shrink."""
-        by_name = {one.name: one for one in self._slots.values()}
-        for action, why in zip(found.actions, found.reasons, strict=False):
+        for action, why in found.steps:
             assert isinstance(action, Shrink), "nobody leaves for another's share"
-            await self._lifecycle.resize(by_name[action.name], action.kv_bytes, device, why)
+            if (other := self._room.slot_of(action.name)) is not None:
+                await self._lifecycle.resize(other, action.kv_bytes, device, why)
         try:
             await self._lifecycle.resize(slot, found.kv_bytes, device, "its share has changed.")
         except Overdrawn as error:

@@ -2,7 +2,7 @@
 
 Weights, workspace, and a KV cache for the conversations that are known of its traffic.  Pure arithmetic on facts
 and on recorded lengths; the worker itself measures the true figures after loading.  Called by
-`app.residency.supervisor` before it places a model, and by `quire plan`.
+`app.residency.need_reader` before a model is placed, and by `quire plan`.
 """
 
 from __future__ import annotations

@@ -19,12 +19,11 @@ class Overdrawn(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What one model holds: bytes of its device, and of host memory while it sleeps."""
+    """What one model holds of its device."""
 
     name: str
     device: str
     held_bytes: int
-    host_bytes: int = 0
 
 
 class Ledger:
@@ -47,9 +46,9 @@ class Ledger:
         """The sum of what models hold of a device."""
         return sum(entry.held_bytes for entry in self._entries.values() if entry.device == device)
 
-    def host_bytes(self) -> int:
-        """The sum of what sleeping models hold of host memory."""
-        return sum(entry.host_bytes for entry in self._entries.values())
+    def held_by(self, name: str) -> int:
+        """What one model holds; 0 without an entry."""
+        return self._entries[name].held_bytes if name in self._entries else 0
 
     def free_bytes(self, device: DeviceShare) -> int:
         """What is promised to nobody; negative where other programs have taken what was."""
@@ -67,21 +66,21 @@ class Ledger:
         entry = self._entry(name, device)
         if held_bytes < 0 or held_bytes > entry.held_bytes:
             self._require(name, device, held_bytes - entry.held_bytes)
-        self._entries[name] = replace(entry, held_bytes=held_bytes, host_bytes=0)
+        self._entries[name] = replace(entry, held_bytes=held_bytes)
 
     def correct(self, name: str, held_bytes: int) -> None:
         """Note what a worker says it really holds; beyond the promise it shows in `check` where the device is full."""
         entry = self._entry(name)
         self._entries[name] = replace(entry, held_bytes=max(0, held_bytes))
 
-    def sleep(self, name: str, held_bytes: int, host_bytes: int) -> None:
-        """The model's weights have moved to host memory; waking is `resize`."""
+    def sleep(self, name: str, held_bytes: int) -> None:
+        """The model has given back all but `held_bytes`; waking is `resize`."""
         entry = self._entry(name)
-        if not 0 <= held_bytes <= entry.held_bytes or host_bytes < 0:
+        if not 0 <= held_bytes <= entry.held_bytes:
             raise Overdrawn(
                 f"{name} would hold {format_bytes(held_bytes)} asleep and {format_bytes(entry.held_bytes)} awake."
             )
-        self._entries[name] = replace(entry, held_bytes=held_bytes, host_bytes=host_bytes)
+        self._entries[name] = replace(entry, held_bytes=held_bytes)
 
     def release(self, name: str) -> None:
         """Close the entry of a model whose worker is gone."""
@@ -94,7 +93,7 @@ class Ledger:
         for entry in self._entries.values():
             if entry.device not in by_name:
                 raise Overdrawn(f"{entry.name} is on {entry.device}, which is not there.")
-            if entry.held_bytes < 0 or entry.host_bytes < 0:
+            if entry.held_bytes < 0:
                 raise Overdrawn(f"{entry.name} holds less than nothing.")
         for device in by_name.values():
             held = self.held_bytes(device.name)

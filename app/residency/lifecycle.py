@@ -145,9 +145,9 @@ class Lifecycle:
         slot.phase, slot.note = Phase.ASLEEP, ""
         # In RAM what sleeps goes on holding its device.
         in_ram = 0 if is_gpu(slot.device) else memory.host_bytes
-        slot.asleep_bytes = min(memory.fixed_bytes + in_ram, self._held_bytes(slot))
+        slot.asleep_bytes = min(memory.fixed_bytes + in_ram, self._ledger.held_by(slot.name))
         slot.host_bytes = memory.host_bytes
-        self._ledger.sleep(slot.name, slot.asleep_bytes, memory.host_bytes)
+        self._ledger.sleep(slot.name, slot.asleep_bytes)
         self.record(slot, "sleep", why)
         slot.run_down()
         self._changed()
@@ -278,7 +278,7 @@ class Lifecycle:
 
     def record(self, slot: Slot, kind: EventKind, why: str, *, size_bytes: int | None = None) -> None:
         """An event about a model, with what it holds; `size_bytes` where that is about to change."""
-        size_bytes = self._held_bytes(slot) if size_bytes is None else size_bytes
+        size_bytes = self._ledger.held_by(slot.name) if size_bytes is None else size_bytes
         self._events.record(kind, slot.name, why, device=slot.device, size_bytes=size_bytes)
 
     def _run(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -287,15 +287,11 @@ class Lifecycle:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    def _held_bytes(self, slot: Slot) -> int:
-        return next((entry.held_bytes for entry in self._ledger if entry.name == slot.name), 0)
-
 
 def _why_loaded(slot: Slot, placement: Placement) -> str:
     why = slot.line.first.why if slot.num_attempts == 0 and slot.line.first else "It is tried once more."
     may_take = f"It may take {format_bytes(placement.budget_bytes)} of {placement.device}."
-    # The reasons behind those of the actions are about this model itself.
-    return " ".join((why, may_take, *placement.reasons[len(placement.actions) :]))
+    return " ".join((why, may_take, *placement.remarks))
 
 
 def _summary(model: ResidentModel) -> str:

@@ -1,6 +1,6 @@
 """`ModelState`: what there is to say of one model in memory, asked for, or failed; plain values.
 
-Built by `app.residency.slot`, handed out by the supervisor; `GET /api/ps`, `quire ps` and `/health` show it.
+Built by `app.residency.describe`, handed out by the supervisor; `GET /api/ps`, `quire ps` and `/health` show it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`NeedReader`: what a model will take, from its files' headers and from what was recorded of its traffic.
 
-Reads in threads; the arithmetic is in `app.residency.demand`.  Called by the supervisor's arranger before it places
-a model.
+Reads in threads; the arithmetic is in `app.residency.demand`.  Called by `app.residency.arranger` before it
+places a model.
 """
 
 from __future__ import annotations

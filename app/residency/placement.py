@@ -4,7 +4,7 @@ A model is placed beside the others where that is possible: in what is free, the
 beyond the needs of their traffic, then in KV cache that nobody uses.  Only then idle models leave
 (`app.residency.victims`): to sleep where host memory has room for their weights and that frees enough, else
 unloaded.  A share is a promise for as long as its model is awake: no other model is placed in it.  Called by
-`app.residency.supervisor`, which carries the actions out.
+`app.residency.arranger` and `changes`, which have the actions carried out.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The live re-split: KV cache moves from models that do not use it to those that are short of it.
 
-Pure arithmetic, called once a second or so while models are busy, and after one has left.  It takes small steps
+Pure arithmetic, called by `app.residency.balancer` once a second while models are short of it.  It takes small steps
 and keeps a distance between "short" and "has to spare", so that two busy models never pass the same bytes to and
 fro.  A share is an entitlement: its idle owner lends from it, and takes it back when it is short itself.
 """

@@ -86,10 +86,14 @@ class Room:
         memory = (await asyncio.to_thread(self._gauges.devices, "cpu"))[0]
         return max(0, int(memory.total_bytes * self._settings.memory_limit) - memory.used_bytes)
 
+    def slot_of(self, name: str) -> Slot | None:
+        """Whose tenant or entry has this name."""
+        return next((slot for slot in self._slots.values() if slot.name == name), None)
+
     def tenants(self) -> tuple[Tenant, ...]:
         """Everyone who holds memory, wherever."""
-        held = {entry.name: entry.held_bytes for entry in self._ledger}
-        return tuple(tenant_of(slot, held[slot.name]) for slot in self._slots.values() if slot.name in held)
+        here = (slot for slot in self._slots.values() if slot.name in self._ledger)
+        return tuple(tenant_of(slot, self._ledger.held_by(slot.name)) for slot in here)
 
     def tenants_on(self, device: str) -> tuple[Tenant, ...]:
         return tuple(tenant for tenant in self.tenants() if tenant.device == device)

@@ -21,6 +21,8 @@ from app.residency.wishes import Wishes
 from engine.api.wire import Progress
 from store.models import InstalledModel
 
+LONGEST_WAIT_S = 1800.0
+"""For a model's turn, or for the end of its requests: longer than any queue, so something there has no end."""
 LONGEST_RETRY_AFTER_S = 60.0
 _UNKNOWN_LOAD_S = 5.0
 _REQUESTED = "A request asked for it."

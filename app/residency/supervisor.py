@@ -71,7 +71,7 @@ class Supervisor:
         self._lifecycle = Lifecycle(settings, loader, self.ledger, self.events, metrics, self._changed)
         self._arranger = Arranger(self._slots, self._room, self.ledger, self._lifecycle, self.events, need_of)
         self._balancer = Balancer(self._slots, self._room, self._lifecycle)
-        self._changes = Changes(self._slots, self._room, self._lifecycle, self.events, self._next_change)
+        self._changes = Changes(self._room, self._lifecycle, self.events, self._next_change)
         self._told = Told(changed=self._changed, used=self._balancer.wake_up, expired=self._expired)
         self._work: set[asyncio.Task[Any]] = set()
         self._news = asyncio.Event()
@@ -285,7 +285,7 @@ class Supervisor:
     def _state_of(self, slot: Slot) -> ModelState:
         return state_of(
             slot,
-            held_bytes=next((entry.held_bytes for entry in self.ledger if entry.name == slot.name), 0),
+            held_bytes=self.ledger.held_by(slot.name),
             device_bytes=self._room.total_bytes(slot.device),
             now=asyncio.get_running_loop().time(),
             epoch_now=time.time(),

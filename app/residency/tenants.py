@@ -1,7 +1,7 @@
 """The values that the arithmetic of residency works on: a device, what a model needs, a model that is there.
 
 Plain and frozen: no I/O, no clock, no state.  All sizes are in bytes, times in seconds of one clock.  Made by
-`app.residency.supervisor` from what workers and devices report; read by `placement`, `resplit` and `ledger`.
+`app.residency.describe` and `room` from what workers and devices report; read by `placement`, `resplit` and `ledger`.
 """
 
 from __future__ import annotations
@@ -177,6 +177,16 @@ class Placement:
     kv_bytes: int
     actions: tuple[Action, ...] = ()
     reasons: tuple[str, ...] = ()
+
+    @property
+    def steps(self) -> tuple[tuple[Action, str], ...]:
+        """Each action with its reason."""
+        return tuple(zip(self.actions, self.reasons[: len(self.actions)], strict=True))
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """The reasons that are about the model itself."""
+        return self.reasons[len(self.actions) :]
 
 
 @dataclass(frozen=True, slots=True)

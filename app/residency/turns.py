@@ -3,7 +3,7 @@
 Pure arithmetic.  A model's turn begins when it is loaded or woken.  It lasts at least until the requests that
 were queued for it by then are answered, and longer while it is busy and nobody waits for long; then it is
 drained: its open requests go on to their end, new ones queue as for a model that is not there.  So every model
-gets its turn, and no load is paid for nothing.  Called by `app.residency.supervisor` when `placement` says that
+gets its turn, and no load is paid for nothing.  Called by `app.residency.arranger` when `placement` says that
 a model could wait.
 """
 

@@ -37,13 +37,16 @@ def test_one_name_has_one_entry() -> None:
         ledger.release("chat")
 
 
-def test_sleep_moves_bytes_to_host_memory_and_waking_takes_them_back() -> None:
+def test_sleep_gives_bytes_back_and_waking_takes_them() -> None:
     ledger = Ledger()
     ledger.reserve("chat", GPU, 16 * GIB)
-    ledger.sleep("chat", GIB, 12 * GIB)
-    assert (ledger.free_bytes(GPU), ledger.host_bytes()) == (int(24 * GIB * 0.92) - GIB, 12 * GIB)
+    ledger.sleep("chat", GIB)
+    assert ledger.free_bytes(GPU) == int(24 * GIB * 0.92) - GIB
+    with pytest.raises(Overdrawn, match="asleep"):
+        ledger.sleep("chat", 2 * GIB)
     ledger.resize("chat", GPU, 14 * GIB)
-    assert (ledger.held_bytes("cuda:0"), ledger.host_bytes()) == (14 * GIB, 0)
+    assert ledger.held_bytes("cuda:0") == ledger.held_by("chat") == 14 * GIB
+    assert ledger.held_by("embedder") == 0
 
 
 def test_other_programs_may_take_what_was_promised_but_nothing_is_promised_then() -> None:
@@ -93,7 +96,7 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(name=NAMES, size=SIZES)
     def sleep(self, name: str, size: int) -> None:
         with contextlib.suppress(Overdrawn):
-            self.ledger.sleep(name, size, 5)
+            self.ledger.sleep(name, size)
             self.held[name] = (self.held[name][0], size)
 
     @rule(name=NAMES)

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from app.errors import ModelNotLoaded, ShuttingDown
-from app.residency.arranger import LONGEST_WAIT_S
+from app.errors import ModelInUse, ModelNotLoaded, ShuttingDown
 from app.residency.model_state import State
+from app.residency.slot import LONGEST_WAIT_S
 from app.residency_settings import ResidentSettings
 from app.resident_models import load_residents
 from app.settings import Settings
@@ -345,6 +345,43 @@ def test_nobody_waits_for_ever_for_a_model_that_is_never_idle() -> None:
 
     play(fleet, scene())
     assert "did not come" in whys(fleet, "refuse")[0]
+
+
+def test_nobody_waits_for_ever_for_a_model_that_is_to_sleep() -> None:
+    fleet = fleet_of(1)
+
+    async def scene() -> None:
+        await fleet.ask("m0")
+        endless = asyncio.create_task(fleet.ask("m0", seconds=10 * LONGEST_WAIT_S))
+        await asyncio.sleep(1)
+        sleeping = asyncio.create_task(fleet.supervisor.sleep("m0"))
+        await asyncio.sleep(1)
+        asking = asyncio.create_task(fleet.ask("m0"))
+        with pytest.raises(ModelInUse, match="goes on serving"):
+            await sleeping
+        await asking
+        endless.cancel()
+
+    play(fleet, scene())
+
+
+def test_who_waits_behind_a_model_that_gave_up_is_next() -> None:
+    fleet = fleet_of(4)
+
+    async def scene() -> None:
+        await fleet.load_model("m1", pin=True)
+        await fleet.ask("m0")
+        endless = asyncio.create_task(fleet.ask("m0", seconds=10 * LONGEST_WAIT_S))
+        await asyncio.sleep(1)
+        first = asyncio.create_task(fleet.ask("m2"))
+        await asyncio.sleep(60)
+        second = asyncio.create_task(fleet.ask("m3"))
+        for asking in (first, second):
+            with pytest.raises(InsufficientMemory, match="did not come"):
+                await asking
+        endless.cancel()
+
+    play(fleet, scene())
 
 
 # -- other programs ------------------------------------------------------------------------------------------------
