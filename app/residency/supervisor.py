@@ -249,7 +249,7 @@ class Supervisor:
         listener: asyncio.Queue[Progress | None] = asyncio.Queue()
         place = slot.join_by_hand(why)
         if not place.done():
-            listener.put_nowait(Progress(slot.note or "waiting for room", 0, 0))
+            listener.put_nowait(Progress(slot.note or "looking for room", 0, 0))
         slot.progress_listeners.add(listener)
         place.add_done_callback(lambda _: listener.put_nowait(None))
         try:

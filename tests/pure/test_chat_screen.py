@@ -299,14 +299,17 @@ async def test_a_model_that_left_meanwhile_shows_how_it_comes_back() -> None:
 
 
 async def test_a_model_that_cannot_come_back_is_told_once() -> None:
+    failure = asyncio.Event()
     error = ClientError(503, "insufficient_memory", "There is no room; stop another model.")
-    client = FakeClient([error])
+    client = FakeClient([failure, error])
     async with ChatApp(client, "m").run_test() as pilot:
-        await wait_until(pilot, lambda: pilot.app.screen.query_one(HeaderLine).state_text == "ready")
+        header = pilot.app.screen.query_one(HeaderLine)
+        await wait_until(pilot, lambda: header.state_text == "ready")
         client.load_error = error
         await ask(pilot, "Hi")
-        await wait_until(pilot, lambda: len(texts(pilot, Notice)) == 1 and not screen_of(pilot).is_answering)
-        await pilot.pause()
+        await wait_until(pilot, lambda: header.state_text == "not loaded")
+        failure.set()
+        await wait_until(pilot, lambda: not screen_of(pilot).is_answering)
         assert texts(pilot, Notice) == ["There is no room; stop another model. Up recalls your prompt."]
 
 

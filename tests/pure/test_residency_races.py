@@ -319,7 +319,7 @@ def test_who_loads_by_hand_hears_what_the_model_waits_for() -> None:
         await asyncio.sleep(6)
         stages = [progress.stage for progress in await fleet.load_model("m2")]
         await busy
-        assert stages[0] == "waiting for room"
+        assert stages[0] == "looking for room"
         assert "m0 keeps" in stages[1] and "(busy)" in stages[1]
         assert stages[-1] == "loading weights"
 

@@ -37,7 +37,7 @@ class FakeSupervisor:
             raise FAILURES[name]
         assert "start" in why
         self.line.append(name)
-        yield Progress("waiting for room", 0, 0)
+        yield Progress("looking for room", 0, 0)
         async with self._is_loading:
             yield Progress("loading weights", 1, 2)
             if name in FAILURES:

@@ -545,7 +545,7 @@ def test_loading_reports_progress_and_counts_as_no_request() -> None:
         await asyncio.sleep(0)
         progress = await fleet.load_model("m0", pin=True)
         assert [one.stage for one in progress] == [
-            "waiting for room", "starting its worker", "loading weights"
+            "looking for room", "starting its worker", "loading weights"
         ]  # fmt: skip
         await asking
         assert await fleet.load_model("m0") == []

@@ -30,6 +30,8 @@ from tui.widgets.status import HeaderLine, State, StatusLine, format_progress
 from tui.widgets.transcript import Transcript
 
 QUIT_WINDOW_S = 2.0
+EXPLAINED_AFTER_S = 0.3
+"""A model in memory has often answered by then."""
 IDLE_KEYS = "Enter send · /help"
 ANSWERING_KEYS = "Esc stop"
 
@@ -119,16 +121,25 @@ class ChatScreen(Screen[None]):
         if self.query_one(HeaderLine).state is State.LOADING:
             self._show_state(State.WAITING if self._is_answering else State.READY)
 
+    @work(group="explain", exclusive=True)
+    async def _explain_wait(self) -> None:
+        """A model that left or fell asleep meanwhile takes its time to come back: show how it does."""
+        await asyncio.sleep(EXPLAINED_AFTER_S)
+        if self.query_one(HeaderLine).state is State.WAITING:
+            self._load_model(tells_failure=False)
+
     async def _show_loading(self, progress: ProgressLine) -> None:
         """A stage in the header; a whole sentence, about what stands in the way, has room in the transcript alone."""
         text = format_progress(progress)
         is_sentence = text.endswith(".")
         self._show_state(State.LOADING, "waiting for room" if is_sentence else text)
-        if self._why_waiting.is_attached:
-            await self._why_waiting.remove()
-        if is_sentence:
+        if is_sentence and self._why_waiting.is_attached:
+            self._why_waiting.rewrite(text)
+        elif is_sentence:
             self._why_waiting = Notice(text)
             await self._transcript.add(self._why_waiting)
+        elif self._why_waiting.is_attached:
+            await self._why_waiting.remove()
 
     @on(PromptInput.Submitted)
     async def _send(self, event: PromptInput.Submitted) -> None:
@@ -225,8 +236,7 @@ class ChatScreen(Screen[None]):
         """Show the answer while the daemon saves it; one that cannot be saved is shown all the same."""
         if not self._is_loading:
             self._show_state(State.WAITING)
-            # The model may have left or fallen asleep since.
-            self._load_model(tells_failure=False)
+            self._explain_wait()
         self._status.show_message("")
         try:
             await self._stream_turn(message, await self._saved.id())

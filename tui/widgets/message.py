@@ -31,6 +31,10 @@ class Notice(Static):
         super().__init__(Content(text), classes=f"-{kind}")
         self.text = text
 
+    def rewrite(self, text: str) -> None:
+        self.update(Content(text))
+        self.text = text
+
 
 class AssistantMessage(Widget):
     """An answer: live Markdown while it runs and for a while after, one static block in the end.
