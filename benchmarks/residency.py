@@ -311,7 +311,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--embedder", required=True)
     parser.add_argument("--second", required=True)
     parser.add_argument("--sleeper", required=True)
-    parser.add_argument("--load-format", default="dummy")
+    parser.add_argument("--load-format", default="dummy", choices=("auto", "dummy"))
     parser.add_argument("--max-model-len", type=int, default=16384)
     parser.add_argument("--port", type=int, default=11999)
     return parser.parse_args(argv)

@@ -88,13 +88,18 @@ def _details(plan: DevicePlan) -> list[tuple[str, str]]:
 
     first, facts = plan.models[0], plan.wishes[0].facts
     workspace = first.footprint.workspace
-    parts = [("driver" if plan.device.name != "cpu" else "process", workspace.process), ("steps", workspace.step)]
-    parts += [(name, size) for name in ("graphs", "rounding") if (size := getattr(workspace, name))]
+    parts = [
+        ("driver and libraries" if plan.device.name != "cpu" else "process", workspace.process),
+        ("steps", workspace.step),
+        ("graphs", workspace.graphs),
+        ("rounding of the cache", workspace.rounding),
+    ]
     details = [
         ("weights", f"{facts.num_parameters:,} parameters, {first.footprint.weight_bytes:,} bytes"),
         (
             "workspace",
-            ", ".join(f"{name} {format_bytes(size)}" for name, size in parts) + "; an estimate, measured when loaded",
+            ", ".join(f"{name} {format_bytes(size)}" for name, size in parts if size)
+            + "; an estimate, measured when loaded",
         ),
     ]
     if not first.footprint.kv_bytes_per_token:

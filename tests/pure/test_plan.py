@@ -147,9 +147,11 @@ def test_models_beside_one_another() -> None:
     assert [round(model.held_bytes / plan.device.total_bytes, 2) for model in plan.models] == [0.65, 0.25]
     crowded = plan_device([wish("qwen3:4b", 0.7), wish("qwen3-embedding:0.6b", 0.25)], CARD, Options())
     assert not crowded.fits
-    assert changes(crowded)[:2] == [
-        "qwen3:4b needs 18.0 GB (its share of 0.7) and the other models leave 17.3 GB; "
-        "there is room for a share of 0.67.",
+    assert changes(crowded) == ["The shares come to 0.95, above the 0.92 that models may have; lower one of them."]
+    beside = plan_device([wish("qwen3:4b", 0.7), wish("qwen3-embedding:0.6b")], CARD, Options())
+    assert changes(beside)[:2] == [
+        "qwen3:4b needs 18.0 GB (its share of 0.7) and the other models leave 15.9 GB; "
+        "there is room for a share of 0.61.",
         "Without the other models it fits.",
     ]
 
