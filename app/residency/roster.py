@@ -34,7 +34,7 @@ class Roster:
     async def slot_of(self, name: str, told: Told, tasks: tuple[Task, ...] = ()) -> tuple[Slot, InstalledModel]:
         """The slot that answers for a name or alias, made if there is none.
 
-        Raises `StoreError`, and `WrongTask` for a model that is not there and does none of `tasks`.
+        Raises `StoreError`, and `WrongTask` for a model that does none of `tasks`, if some are given.
         """
         installed = self._installed.get(name)
         slot = self.slots.get(worker_key(installed)) if installed else None
@@ -50,6 +50,8 @@ class Roster:
             self._installed[name] = installed
             if installed.name not in slot.names:
                 slot.names.append(installed.name)
+        elif tasks:
+            require_task(name, slot.model.facts.task, tasks)
         return slot, installed
 
     async def answering(self, name: str) -> tuple[str, Slot | None]:

@@ -17,7 +17,6 @@ from typing import Any
 
 from app.errors import ShuttingDown
 from app.metrics import Metrics
-from app.model_task import require_task
 from app.residency.arranger import Arranger, NeedOf
 from app.residency.balancer import Balancer
 from app.residency.changes import Changes
@@ -90,8 +89,6 @@ class Supervisor:
         it is.  Raises `QueueFull`, `WrongTask`, `StoreError`, or the `EngineError` for which the model cannot serve.
         """
         slot, installed = await self._slot_of(name, tasks)
-        if slot.model is not None:
-            require_task(name, slot.model.facts.task, tasks)
         place = slot.join()
         await slot.admitted(place)
         try:
@@ -120,7 +117,8 @@ class Supervisor:
         """
         slot, _ = await self._slot_of(name)
         slot.is_kept = slot.is_kept or any(wish is not None for wish in (share, pin, keep_alive))
-        comes_with_share = slot.phase in (Phase.COLD, Phase.ASLEEP)
+        # Where somebody waits already, it may be on its way with another one.
+        comes_with_share = slot.phase in (Phase.COLD, Phase.ASLEEP) and not slot.line
         had_share = slot.wishes.share
         if share is not None and comes_with_share:
             slot.wishes.share = share
@@ -309,15 +307,11 @@ class Supervisor:
             why = f"Nobody asked for it for {span_text(slot.keep_alive_s)}." if slot.keep_alive_s else "It is not kept."
             self._lifecycle.start_end(slot, "unload", why)
 
-    def _start(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+    async def _undisturbed(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do something to its end, also when whoever wanted it leaves."""
         task = asyncio.create_task(work)
         self._work.add(task)
         task.add_done_callback(self._work.discard)
-        return task
-
-    async def _undisturbed(self, work: Coroutine[Any, Any, None]) -> None:
-        """Do something to its end, also when whoever wanted it leaves."""
-        task = self._start(work)
         # Its exception counts as seen then.
         task.add_done_callback(lambda done: done.cancelled() or done.exception())
         await asyncio.shield(task)

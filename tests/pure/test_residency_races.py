@@ -219,6 +219,22 @@ def test_a_share_for_a_model_that_loads_is_in_force_when_it_is_there(how: str) -
     assert fleet.models["m0"].num_loads == 1
 
 
+def test_a_share_counts_also_where_somebody_waits_already() -> None:
+    """The room for a model may have been found in the very moment that somebody gives it another share."""
+    fleet = fleet_of(1, devices={"cuda:0": 12 * GIB})
+
+    async def scene() -> None:
+        asking = asyncio.create_task(fleet.ask("m0"))
+        await asyncio.sleep(0)
+        assert state_of(fleet, "m0").state == "waiting"
+        await fleet.load_model("m0", share=0.4)
+        assert state_of(fleet, "m0").share == 0.4
+        assert state_of(fleet, "m0").share_in_force == pytest.approx(0.4, abs=0.01)
+        await asking
+
+    play(fleet, scene())
+
+
 def test_a_share_that_is_not_enough_is_refused_and_forgotten() -> None:
     fleet = fleet_of(1)
 
