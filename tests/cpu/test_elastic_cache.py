@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -177,6 +178,21 @@ def test_sleep_forgets_the_cache_and_waking_brings_all_else_back(engine: EngineL
     outputs = finish(engine)
     assert outputs[0].num_cached_tokens == 0
     assert tuple(token_id for output in outputs for token_id in output.token_ids) == expected
+
+
+def test_nothing_is_prepared_while_the_model_sleeps(engine: EngineLoop, monkeypatch: pytest.MonkeyPatch) -> None:
+    captured: list[str] = []
+    wanting = SimpleNamespace(has_wanted=True, capture_wanted=lambda: captured.append("a graph"))
+    with monkeypatch.context() as patched:
+        patched.setattr(engine._runner, "replayed", wanting)
+        engine.sleep()
+        assert not engine.has_spare_work
+        engine.spare_step()
+        assert captured == []
+        engine.wake(24)
+        assert engine.has_spare_work
+        engine.spare_step()
+    assert captured == ["a graph"]
 
 
 def test_waking_without_room_for_a_cache_sleeps_on(engine: EngineLoop, monkeypatch: pytest.MonkeyPatch) -> None:
