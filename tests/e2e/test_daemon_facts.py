@@ -92,7 +92,7 @@ async def test_a_context_that_will_be_short_is_told(hub: FakeHub, tmp_path: Path
 
     assert lines[-1] == {"status": "success"}
     told = [line["status"] for line in lines if "whole context" in line["status"]]
-    assert len(told) == 1 and "and cpu has 1 GB; the model will run with a context of about" in told[0]
+    assert len(told) == 1 and "and cpu has 1.0 GB; the model will run with a context of about" in told[0]
 
 
 async def test_a_model_that_may_not_start_is_told(http: httpx.AsyncClient, hub: FakeHub, tmp_path: Path) -> None:
