@@ -14,8 +14,8 @@ from tests.fakes.checkpoints import write_hf_checkpoint, write_tokenizer
 from tests.fakes.daemon import FakeDaemon, eventually, running_daemon
 
 MIB = 2**20
-LARGE_CACHE = {"max_position_embeddings": 2048, "num_hidden_layers": 32}
-"""16 KiB of KV cache for each token, so that a few prompts fill it."""
+LARGE_CACHE = {"max_position_embeddings": 2048, "num_hidden_layers": 16}
+"""8 KiB of KV cache for each token, so that a few prompts fill it."""
 WANTED_TOKENS = 4 * 2048
 """What a model gets before anything is known of its traffic: four conversations that fill its context."""
 
@@ -57,7 +57,7 @@ async def test_four_models_asked_for_in_a_random_order_where_two_fit(tmp_path: P
 
 async def test_a_busy_model_borrows_what_an_idle_one_does_not_use_until_that_is_used_again(tmp_path: Path) -> None:
     busy, idle = (write_model(tmp_path / name, number, **LARGE_CACHE) for number, name in enumerate(("busy", "idle")))
-    with real_workers(tmp_path / "daemon", 720 * MIB) as daemon:
+    with real_workers(tmp_path / "daemon", 560 * MIB) as daemon:
         async with client_of(daemon) as http:
             for model in (busy, idle):
                 await ask(http, model, "hello")
@@ -67,14 +67,13 @@ async def test_a_busy_model_borrows_what_an_idle_one_does_not_use_until_that_is_
             await eventually(lambda: has_lent(http, idle), within_s=60)
             lent = await resident_models(http)
             await crowd.stop()
-            await ask(http, idle, text_of(1500))
+            await eventually(lambda: has_its_own(http, idle), within_s=30)
             after = await resident_models(http)
             events = (await http.get("/api/events")).json()["events"]
 
-    assert crowd.num_answers >= 16
+    assert crowd.num_answers >= 12
     assert tokens_of(before, idle) >= WANTED_TOKENS > tokens_of(lent, idle)
     assert tokens_of(lent, busy) > tokens_of(before, busy)
-    assert tokens_of(after, idle) >= WANTED_TOKENS
     assert {name: entry["pid"] for name, entry in after.items()} == {name: one["pid"] for name, one in before.items()}
     assert {event["kind"] for event in events} == {"load", "ready", "resize"}
 
@@ -85,7 +84,7 @@ class Crowd:
     def __init__(self, http: httpx.AsyncClient, model: str) -> None:
         self.num_answers = 0
         self._is_over = False
-        self._clients = [asyncio.create_task(self._ask(http, model, number)) for number in range(16)]
+        self._clients = [asyncio.create_task(self._ask(http, model, number)) for number in range(12)]
 
     async def stop(self) -> None:
         self._is_over = True
@@ -93,7 +92,7 @@ class Crowd:
 
     async def _ask(self, http: httpx.AsyncClient, model: str, number: int) -> None:
         while not self._is_over:
-            await ask(http, model, f"{number} {self.num_answers} {text_of(1500)}", max_tokens=100)
+            await ask(http, model, f"{number} {self.num_answers} {text_of(1800)}", max_tokens=32)
             self.num_answers += 1
 
 
@@ -127,3 +126,9 @@ def tokens_of(models: dict[str, dict[str, Any]], name: str) -> int:
 
 async def has_lent(http: httpx.AsyncClient, name: str) -> bool:
     return tokens_of(await resident_models(http), name) < WANTED_TOKENS
+
+
+async def has_its_own(http: httpx.AsyncClient, name: str) -> bool:
+    """Whether a model has what it lent, now that it is used again."""
+    await ask(http, name, text_of(1800))
+    return tokens_of(await resident_models(http), name) >= WANTED_TOKENS
