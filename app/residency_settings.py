@@ -15,6 +15,7 @@ import msgspec
 
 from app.errors import SettingsError
 from app.keep_alive import parse_keep_alive
+from app.residency.words import memory_name
 from engine.api.errors import InvalidParameter
 from store.errors import InvalidName
 from store.names import parse_model_name
@@ -83,9 +84,9 @@ def check_shares(
         if wish is None or wish in devices:
             everywhere.append((resident.model, share))
     for device, shares in placed.items():
-        _check_sum(shares, limit, device)
+        _check_sum(shares, limit, memory_name(device))
     # Which of several devices the others go to is the planner's choice; all of them together is what is certain.
-    _check_sum(everywhere, limit * len(devices), " and ".join(devices))
+    _check_sum(everywhere, limit * len(devices), " and ".join(map(memory_name, devices)))
 
 
 def _check_sum(shares: Sequence[tuple[str, float]], limit: float, where: str) -> None:

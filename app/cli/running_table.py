@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from app.cli.fitted_table import fitted_lines
 from app.cli.memory_bar import FREE_FILL, KEPT_FILL, KEPT_LABEL, MODEL_FILLS, OTHERS_FILL, Part, picture
+from app.residency.words import memory_name
 from store.space import format_bytes
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def split_lines(device: DeviceSplit, models: Sequence[RunningModelEntry], num_co
         Part(KEPT_FILL, KEPT_LABEL, kept),
     ]
     return picture(
-        device_name(device.device), [part for part in parts if part.size_bytes], min(num_columns, WIDEST_PICTURE)
+        memory_name(device.device), [part for part in parts if part.size_bytes], min(num_columns, WIDEST_PICTURE)
     )
 
 
@@ -86,14 +87,9 @@ def description(model: RunningModelEntry) -> str:
     """`5.1 GB of cuda:0 (share 0.65, pinned), 426,448 tokens of KV cache`."""
     details = [f"share {_share_text(model)}"] if _share_text(model) else []
     details += ["pinned"] if model.pinned else []
-    held = f"{format_bytes(model.size)} of {device_name(model.device)}"
+    held = f"{format_bytes(model.size)} of {memory_name(model.device)}"
     text = f"{held} ({', '.join(details)})" if details else held
     return f"{text}, {model.kv_cache_tokens:,} tokens of KV cache" if model.kv_cache_tokens else text
-
-
-def device_name(device: str) -> str:
-    """What people call it."""
-    return "RAM" if device == "cpu" else device
 
 
 def _row(model: RunningModelEntry, now: datetime) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from app.residency.footprint import BLOCK_SIZE, Host, footprint
 from app.residency.memory import DeviceMemory
+from app.residency.words import memory_name
 from app.settings import Settings
 from engine.api.architectures import (
     unsupported_activation,
@@ -47,7 +48,7 @@ def accept(facts: ModelFacts, host: Host) -> str | None:
     if need.weight_bytes > host.usable_bytes:
         return (
             f"The weights take {format_bytes(need.weight_bytes)}, more than the share of {host.utilization:g} that the "
-            f"daemon may take of {host.memory.device}; raise memory_limit to run this model."
+            f"daemon may take of {memory_name(host.memory.device)}; raise memory_limit to run this model."
         )
     if needed_bytes <= host.usable_bytes:
         return None

@@ -20,7 +20,7 @@ from app.residency.placement import reshare, wake_placement
 from app.residency.room import Room
 from app.residency.slot import LONGEST_WAIT_S, ON_ITS_WAY, Phase, Slot
 from app.residency.tenants import DeviceShare, NoRoom, Placement, Shrink
-from app.residency.words import span_text
+from app.residency.words import memory_name, span_text
 from engine.api.errors import InsufficientMemory
 
 
@@ -87,7 +87,7 @@ class Changes:
             if isinstance(found, Placement) and not is_asleep:
                 await self._resize_to(slot, found, device)
             slot.wishes.share = share
-            when = f"will be {share:g} when it is awake" if is_asleep else f"is {share:g} of {device.name}"
+            when = f"will be {share:g} when it is awake" if is_asleep else f"is {share:g} of {memory_name(device.name)}"
             self._lifecycle.record(slot, "share", f"Its share {when}.")
 
     def _find_share(self, slot: Slot, share: float, device: DeviceShare, *, is_asleep: bool) -> Placement | NoRoom:

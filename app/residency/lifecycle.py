@@ -21,6 +21,7 @@ from app.residency.memory import is_gpu
 from app.residency.model_loader import LoadOrder, ModelLoader, ResidentModel
 from app.residency.slot import Phase, Slot
 from app.residency.tenants import DeviceShare, Placement
+from app.residency.words import memory_name
 from app.settings import Settings
 from engine.api.errors import EngineError, InsufficientMemory, WorkerDied
 from engine.api.wire import WorkerMemory
@@ -290,8 +291,8 @@ class Lifecycle:
 
 def _why_loaded(slot: Slot, placement: Placement) -> str:
     why = slot.line.first.why if slot.num_attempts == 0 and slot.line.first else "It is tried once more."
-    may_take = f"It may take {format_bytes(placement.budget_bytes)} of {placement.device}."
-    return " ".join((why, may_take, *placement.remarks))
+    may_take = f"It may take {format_bytes(placement.budget_bytes)} of {memory_name(placement.device)}."
+    return " ".join((why, *(placement.remarks or (may_take,))))
 
 
 def _summary(model: ResidentModel) -> str:

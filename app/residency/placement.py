@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from app.residency.tenants import DeviceShare, Need, NoRoom, Placement, Shrink, Sleep, Tenant, Unload
 from app.residency.victims import choose_sleepers, choose_victims, keep_value, may_leave
-from app.residency.words import list_text, span_text
+from app.residency.words import list_text, memory_name, span_text
 from store.space import format_bytes
 
 
@@ -189,8 +189,8 @@ class _Search:
         if budget < wanted:
             why = "other programs hold the rest" if self.share is not None else "others use the rest"
             reasons.append(
-                f"{self.name} gets {format_bytes(budget)} of {self.device.name} instead of {format_bytes(wanted)}, "
-                f"because {why}."
+                f"{self.name} gets {format_bytes(budget)} of {memory_name(self.device.name)} instead of "
+                f"{format_bytes(wanted)}, because {why}."
             )
         return Placement(self.device.name, budget, kv_bytes, tuple(shrinks), tuple(reasons))
 
@@ -205,7 +205,8 @@ class _Search:
 
     def _shortage(self, needed: int, free: int) -> str:
         return (
-            f"{self.name} needs {format_bytes(needed)} of {self.device.name} and {format_bytes(max(0, free))} were free"
+            f"{self.name} needs {format_bytes(needed)} of {memory_name(self.device.name)} and "
+            f"{format_bytes(max(0, free))} were free"
         )
 
     def _never_fits(self) -> NoRoom | None:
@@ -215,7 +216,8 @@ class _Search:
             what_to_do = "raise memory_limit, or " if needed <= device.total_bytes else ""
             return NoRoom(
                 f"{self.name} needs at least {format_bytes(needed)} and models may have "
-                f"{format_bytes(device.limit_bytes)} of {device.name} in all; {what_to_do}choose a smaller model.",
+                f"{format_bytes(device.limit_bytes)} of {memory_name(device.name)} in all; "
+                f"{what_to_do}choose a smaller model.",
                 least_share=None,
                 could_wait=False,
                 device=device.name,
@@ -223,8 +225,9 @@ class _Search:
             )
         if self.share is not None and device.share_bytes(self.share) < needed:
             return NoRoom(
-                f"{self.name} needs at least {format_bytes(needed)} of {device.name} and its share of {self.share:g} "
-                f"is {format_bytes(device.share_bytes(self.share))}; a share of {self._least_share():g} is enough.",
+                f"{self.name} needs at least {format_bytes(needed)} of {memory_name(device.name)} and its share of "
+                f"{self.share:g} is {format_bytes(device.share_bytes(self.share))}; a share of {self._least_share():g} "
+                "is enough.",
                 least_share=self._least_share(),
                 could_wait=False,
                 device=device.name,
@@ -249,7 +252,7 @@ class _Search:
         could_wait = self.may_evict and free + freed_when_idle >= least
         available = max(0, free + freed)
         return NoRoom(
-            f"{self.name} needs {format_bytes(least)} of {device.name}{self._because_of_share()} and "
+            f"{self.name} needs {format_bytes(least)} of {memory_name(device.name)}{self._because_of_share()} and "
             f"{format_bytes(available)} can be made free{self._who_stays(staying)}; "
             f"{self._what_to_do(staying, least, available, could_wait)}.",
             least_share=self._least_share(),

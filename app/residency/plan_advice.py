@@ -5,6 +5,7 @@ Pure; called by `quire plan`, for a person and in JSON.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -64,8 +65,8 @@ def changes(plan: DevicePlan) -> list[str]:
     """What would let the first model fit, or serve its whole context, the least change first."""
     first, device = plan.models[0], plan.device
     shares = sum(model.share or 0 for model in plan.models)
-    if shares > device.limit + _ROUNDING:
-        return [f"The shares come to {shares:.4g}, above the {device.limit:g} that models may have; lower one of them."]
+    if len(plan.models) > 1 and shares > device.limit + _ROUNDING:
+        return [_shares_too_large(plan, shares)]
     if any(other.refusal for other in plan.models[1:]):
         return [other.refusal.sentence for other in plan.models[1:] if other.refusal]
     if plan.held_bytes > device.limit_bytes:
@@ -81,6 +82,13 @@ def changes(plan: DevicePlan) -> list[str]:
     if len(plan.wishes) > 1 and _fits(plan.wishes[:1], plan):
         found.append("Without the other models it fits.")
     return [*found, _smallest_device(plan, lambda tried: tried.fits, "it")]
+
+
+def _shares_too_large(plan: DevicePlan, shares: float) -> str:
+    first, limit = plan.models[0], plan.device.limit
+    left = math.floor(100 * (limit - shares + (first.share or 0)) + _ROUNDING) / 100
+    what_to_do = f"give {first.name} at most {left:g}" if first.share and left > 0 else "lower some of them"
+    return f"The shares come to {shares:.4g}, above the {limit:g} that models may have; {what_to_do}."
 
 
 def _why_no_room(plan: DevicePlan, refusal: NoRoom) -> str:

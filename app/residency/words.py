@@ -1,4 +1,4 @@
-"""How spans of time and lists are said in one sentence.  Pure; used by all of `app.residency`.
+"""How devices, spans of time and lists are said in one sentence.  Pure; used by all of `app.residency` and `app.cli`.
 
 Sizes are said by `store.space.format_bytes`.
 """
@@ -6,6 +6,11 @@ Sizes are said by `store.space.format_bytes`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+
+
+def memory_name(device: str) -> str:
+    """What people call a device's memory."""
+    return "RAM" if device == "cpu" else device
 
 
 def span_text(seconds: float) -> str:

@@ -87,7 +87,7 @@ def test_shares_that_cannot_be_kept_are_refused_at_start(tmp_path: Path) -> None
 
     assert process.wait(30) == 1
     assert log.read_text().splitlines()[-1] == (
-        "Error: The resident models' shares of cpu come to 0.65 (qwen3:4b) + 0.35 (smollm2:135m) = 1, above the 0.92 "
+        "Error: The resident models' shares of RAM come to 0.65 (qwen3:4b) + 0.35 (smollm2:135m) = 1, above the 0.92 "
         "that memory_limit allows; lower a share or leave a model out."
     )
 

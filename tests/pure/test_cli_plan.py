@@ -146,7 +146,9 @@ def test_a_sentence_for_everything(
 def test_shares_that_add_up_to_too_much_are_told_first(capsys: pytest.CaptureFixture[str]) -> None:
     assert quire("plan", "qwen3:8b=0.65", "--with", "qwen3:4b=0.4", "--memory", "96GiB") == 1
     shown = capsys.readouterr().out
-    assert shown.splitlines()[-1] == "The shares come to 1.05, above the 0.92 that models may have; lower one of them."
+    assert shown.splitlines()[-1] == (
+        "The shares come to 1.05, above the 0.92 that models may have; give qwen3:8b at most 0.52."
+    )
 
 
 def test_an_embedding_model_has_the_context_that_its_files_give_texts(

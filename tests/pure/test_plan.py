@@ -147,7 +147,9 @@ def test_models_beside_one_another() -> None:
     assert [round(model.held_bytes / plan.device.total_bytes, 2) for model in plan.models] == [0.65, 0.25]
     crowded = plan_device([wish("qwen3:4b", 0.7), wish("qwen3-embedding:0.6b", 0.25)], CARD, Options())
     assert not crowded.fits
-    assert changes(crowded) == ["The shares come to 0.95, above the 0.92 that models may have; lower one of them."]
+    assert changes(crowded) == [
+        "The shares come to 0.95, above the 0.92 that models may have; give qwen3:4b at most 0.67."
+    ]
     beside = plan_device([wish("qwen3:4b", 0.7), wish("qwen3-embedding:0.6b")], CARD, Options())
     assert changes(beside)[:2] == [
         "qwen3:4b needs 18.0 GB (its share of 0.7) and the other models leave 15.9 GB; "
