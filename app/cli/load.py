@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from app.residency_client import ResidencyClient
     from app.schema.residency import RunningModelEntry
 
+_QUIET_S = 1.0
+"""Nobody minds a silence of this length."""
+
 ModelArgument = Annotated[str, typer.Argument(help="An installed model.")]
 
 
@@ -100,9 +103,17 @@ def change(model: str, action: Callable[[ResidencyClient, str], Awaitable[Runnin
 
     async def act() -> RunningModelEntry:
         async with client:
-            return await action(client.residency, name)
+            acting = asyncio.ensure_future(action(client.residency, name))
+            done, _ = await asyncio.wait({acting}, timeout=_QUIET_S)
+            if not done:
+                notice(f"This takes a while; `quire ps` in another terminal shows what {name} waits for.")
+            return await acting
 
-    return asyncio.run(act())
+    try:
+        return asyncio.run(act())
+    except KeyboardInterrupt:
+        notice(f"The daemon goes on with it; `quire ps` shows what became of {name}.")
+        raise typer.Exit(INTERRUPTED_EXIT_CODE) from None
 
 
 async def _entry(client: QuireClient, name: str) -> RunningModelEntry | None:

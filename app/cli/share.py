@@ -27,6 +27,9 @@ def share(
     if json_output:
         write_json(entry)
         return
+    if entry.state == "asleep":
+        notice(f"{entry.name} sleeps; it wakes with a share of {new_share:g}.")
+        return
     from app.cli.running_table import description
 
     notice(f"{entry.name} has {description(entry)} now.")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 
 import pytest
 
+from app.residency_client import ResidencyClient
+from app.schema.residency import RunningModelEntry
 from tests.fakes.command_here import quire
 from tests.fakes.http_daemon import HttpDaemon, running_model
 
@@ -158,6 +161,44 @@ def test_share(daemon: HttpDaemon, capsys: pytest.CaptureFixture[str]) -> None:
     assert daemon.requests[0] == ("/api/share", {"model": "m", "share": 0.4})
     assert printed.err == "m has 4.8 GB of RAM (share 0.40), 26,624 tokens of KV cache now.\n"
     assert json.loads(printed.out)["share"] == 0.5
+
+
+def test_share_of_a_model_that_sleeps(daemon: HttpDaemon, capsys: pytest.CaptureFixture[str]) -> None:
+    daemon.resident = [running_model(state="asleep")]
+
+    assert quire("share", "m", "0.4") == 0
+
+    assert capsys.readouterr().err == "m sleeps; it wakes with a share of 0.4.\n"
+
+
+def test_what_takes_a_while_is_not_silent(
+    daemon: HttpDaemon, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def slow(client: ResidencyClient, _model: str) -> RunningModelEntry:
+        await asyncio.sleep(0.01)
+        return (await client.ps()).models[0]
+
+    monkeypatch.setattr("app.cli.load._QUIET_S", 0.0)
+    monkeypatch.setattr(ResidencyClient, "sleep", slow)
+
+    assert quire("sleep", "m") == 0
+
+    told, done = capsys.readouterr().err.splitlines()
+    assert told == "This takes a while; `quire ps` in another terminal shows what m waits for."
+    assert done.startswith("m sleeps")
+
+
+def test_ctrl_c_does_not_undo_a_change_and_says_so(
+    daemon: HttpDaemon, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def interrupted(*_arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ResidencyClient, "sleep", interrupted)
+
+    assert quire("sleep", "m") == 130
+
+    assert capsys.readouterr().err == "The daemon goes on with it; `quire ps` shows what became of m.\n"
 
 
 def test_sleep_and_wake(daemon: HttpDaemon, capsys: pytest.CaptureFixture[str]) -> None:
