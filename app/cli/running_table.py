@@ -117,7 +117,7 @@ def _share_text(model: RunningModelEntry) -> str:
 
 def _in_text(seconds: float) -> str:
     """To the nearest unit: what has 29 min 59 s left has 30 min."""
-    for unit_s, least_s, unit in ((86400, 48 * 3600, "d"), (3600, 120 * 60, "h"), (60, 90, "min")):
-        if seconds >= least_s:
-            return f"in {round(seconds / unit_s)} {unit}"
-    return f"in {max(0, round(seconds))} s"
+    for unit_s, most, unit in ((1, 119, "s"), (60, 119, "min"), (3600, 47, "h")):
+        if round(seconds / unit_s) <= most:
+            return f"in {max(0, round(seconds / unit_s))} {unit}"
+    return f"in {round(seconds / 86400)} d"

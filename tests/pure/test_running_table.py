@@ -112,6 +112,7 @@ def test_a_second_name_of_a_worker_holds_nothing_of_its_own() -> None:
         ({"expires_at": "2026-01-01T12:00:40Z"}, "in 40 s"),
         ({"expires_at": "2026-01-01T12:04:59Z"}, "in 5 min"),
         ({"expires_at": "2026-01-01T13:01:00Z"}, "in 61 min"),
+        ({"expires_at": "2026-01-01T13:59:50Z"}, "in 2 h"),
         ({"expires_at": "2026-01-01T11:59:40Z"}, "in 0 s"),
         ({"expires_at": "2026-01-01T14:10:00Z"}, "in 2 h"),
         ({"expires_at": "2026-01-05T12:00:00Z"}, "in 4 d"),
