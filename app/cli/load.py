@@ -70,6 +70,8 @@ def load(
         notice(f"The daemon goes on loading {name}; `quire stop {name}` ends that.")
         raise typer.Exit(INTERRUPTED_EXIT_CODE) from None
     _tell_ready(entry, name, json_output=json_output)
+    if keep_alive is not None and entry is not None and _stays_shorter(entry, keep_alive):
+        notice(f"It stays for {entry.keep_alive} when idle, not {keep_alive}: max_keep_alive allows no more.")
 
 
 def sleep(model: ModelArgument, json_output: JsonOption = False) -> None:
@@ -121,11 +123,17 @@ async def _entry(client: QuireClient, name: str) -> RunningModelEntry | None:
     return next((running for running in (await client.residency.ps()).models if running.name == name), None)
 
 
+def _stays_shorter(entry: RunningModelEntry, asked: str) -> bool:
+    from app.keep_alive import parse_keep_alive
+
+    return entry.keep_alive is not None and parse_keep_alive(entry.keep_alive) < parse_keep_alive(asked)
+
+
 def _tell_ready(entry: RunningModelEntry | None, name: str, *, json_output: bool) -> None:
     if json_output:
         write_json(entry)
-    elif entry is None:
-        notice(f"{name} was loaded and has left again; `quire events` says why.")
+    elif entry is None or entry.state == "draining":
+        notice(f"{name} was loaded and leaves again; `quire events` says why.")
     else:
         from app.cli.running_table import description
 

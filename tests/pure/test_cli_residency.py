@@ -92,9 +92,9 @@ def test_ps_of_an_empty_memory(daemon: HttpDaemon, capsys: pytest.CaptureFixture
 def test_load_sends_what_was_asked_for_and_says_what_came_of_it(
     daemon: HttpDaemon, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert quire("load", "m", "--share", "0.3", "--pin", "--keep-alive", "1h") == 0
+    assert quire("load", "m", "--share", "0.3", "--pin", "--keep-alive", "20m") == 0
 
-    assert daemon.requests[0] == ("/api/load", {"model": "m", "share": 0.3, "pin": True, "keep_alive": "1h"})
+    assert daemon.requests[0] == ("/api/load", {"model": "m", "share": 0.3, "pin": True, "keep_alive": "20m"})
     assert capsys.readouterr().err.splitlines() == [
         "loading weights",
         "m is ready: 4.8 GB of RAM (share 0.30), 26,624 tokens of KV cache.",
@@ -128,10 +128,22 @@ def test_ctrl_c_leaves_the_daemon_loading_and_says_so(
     assert capsys.readouterr().err == "The daemon goes on loading m; `quire stop m` ends that.\n"
 
 
+def test_load_says_when_a_model_stays_for_less_than_was_asked(
+    daemon: HttpDaemon, capsys: pytest.CaptureFixture[str]
+) -> None:
+    daemon.resident = [running_model(keep_alive="1m")]
+    told = "It stays for 1m when idle, not {}: max_keep_alive allows no more."
+    for asked in ("1h", "-1"):
+        assert quire("load", "m", "--keep-alive", asked) == 0
+        assert capsys.readouterr().err.splitlines()[-1] == told.format(asked)
+    assert quire("load", "m", "--keep-alive", "30") == 0
+    assert "max_keep_alive" not in capsys.readouterr().err
+
+
 def test_load_of_a_model_that_left_at_once(daemon: HttpDaemon, capsys: pytest.CaptureFixture[str]) -> None:
     daemon.resident = []
     assert quire("load", "m", "--keep-alive", "0") == 0
-    assert capsys.readouterr().err.splitlines()[-1] == "m was loaded and has left again; `quire events` says why."
+    assert capsys.readouterr().err.splitlines()[-1] == "m was loaded and leaves again; `quire events` says why."
 
 
 @pytest.mark.parametrize(
