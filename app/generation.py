@@ -13,7 +13,7 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from app.metrics import Metrics, RequestClock
-from app.residency.worker_client import WorkerClient
+from app.residency.workers.worker_client import WorkerClient
 from engine.api.errors import EngineError
 from engine.api.output import OutputDelta, StepOutput
 from engine.api.request import GenerateRequest, Prompt

@@ -16,8 +16,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from app.metrics import Metrics
-from app.residency.step_mailbox import StepMailbox
-from app.residency.worker_client import WorkerClient
+from app.residency.workers.step_mailbox import StepMailbox
+from app.residency.workers.worker_client import WorkerClient
 from engine.api.errors import EngineError
 from engine.api.output import Pooled, Scores, StepOutput
 from engine.api.request import EmbedRequest, Prompt, ScoreRequest

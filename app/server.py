@@ -45,15 +45,15 @@ from app.job_journal import JOURNAL_NAME, JobJournal
 from app.jobs import Jobs
 from app.log_format import configure_logging
 from app.metrics import Metrics
-from app.residency.acceptance import accept, host_of
+from app.residency.advice.acceptance import accept, host_of
+from app.residency.arithmetic.demand import Traffic
+from app.residency.arithmetic.memory import DeviceMemory
 from app.residency.config_facts import config_facts
-from app.residency.demand import Traffic
 from app.residency.devices import measure_all, process_memory_bytes
-from app.residency.memory import DeviceMemory
-from app.residency.model_loader import ModelLoader
 from app.residency.need_reader import NeedReader
 from app.residency.room import Gauges
 from app.residency.supervisor import Supervisor
+from app.residency.workers.model_loader import ModelLoader
 from app.residency_settings import check_shares
 from app.resident_models import load_residents
 from app.schema.admin import PullRequest

@@ -110,7 +110,7 @@ def _show(models: list[CatalogModel], answer: SearchAnswer | None, installed: fr
 
 def _why_not(models: list[CatalogModel]) -> list[str]:
     """A sentence for each reason why some of the models do not run."""
-    from app.residency.recommend import why_not_run
+    from app.residency.advice.recommend import why_not_run
 
     names_by_reason: dict[str, list[str]] = {}
     for model in models:
@@ -125,7 +125,7 @@ def _listed(names: list[str]) -> str:
 
 
 def _catalog_row(model: CatalogModel, installed: frozenset[str]) -> tuple[str, ...]:
-    from app.residency.recommend import why_not_run
+    from app.residency.advice.recommend import why_not_run
     from store.catalog_facts import stored_bytes
 
     return (
@@ -182,7 +182,7 @@ def format_count(number: int) -> str:
 
 
 def _catalog_entry(model: CatalogModel, installed: frozenset[str]) -> dict[str, Any]:
-    from app.residency.recommend import why_not_run
+    from app.residency.advice.recommend import why_not_run
     from store.catalog_facts import stored_bytes
 
     return {

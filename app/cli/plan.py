@@ -1,7 +1,7 @@
 """`quire plan`: where a device's memory would go, before anything is downloaded.
 
 Needs no daemon and no GPU: the facts come from installed files, a path, the catalogue, or headers on the hub.  The
-arithmetic is in `app.residency.plan`.
+arithmetic is in `app.residency.advice.plan`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from app.cli.remote import look_up
 from app.cli.resident import JsonOption
 
 if TYPE_CHECKING:
-    from app.residency.tenants import DeviceShare
+    from app.residency.arithmetic.tenants import DeviceShare
     from app.settings import Settings
     from store.facts import ModelFacts
 
@@ -59,7 +59,7 @@ def plan(
     json_output: JsonOption = False,
 ) -> None:
     """Show what a model would take of a device's memory, and how many requests fit."""
-    from app.residency.plan import Options, Wish, plan_device
+    from app.residency.advice.plan import Options, Wish, plan_device
     from app.settings import load_settings
 
     _check(block_size, utilization)
@@ -160,8 +160,8 @@ def _facts(path: Path) -> ModelFacts:
 
 def _device(settings: Settings, memory: str | None, device: str | None, shares: list[float | None]) -> DeviceShare:
     """The device to plan for: this machine's, or one of so much memory."""
+    from app.residency.arithmetic.tenants import DeviceShare
     from app.residency.devices import measure
-    from app.residency.tenants import DeviceShare
 
     # A share beyond the limit is planned all the same; a sentence says that the daemon would refuse it.
     limit = max([settings.memory_limit, *(share for share in shares if share)])

@@ -1,4 +1,7 @@
-"""A memory plan as a person sees it, and as JSON.  Called by `quire plan`; the figures are `app.residency.plan`'s."""
+"""A memory plan as a person sees it, and as JSON.
+
+Called by `quire plan`; the figures are `app.residency.advice.plan`'s.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,8 @@ from app.cli.output import write_text
 from store.space import format_bytes
 
 if TYPE_CHECKING:
-    from app.residency.plan import DevicePlan, ModelPlan
-    from app.residency.tenants import DeviceShare
+    from app.residency.advice.plan import DevicePlan, ModelPlan
+    from app.residency.arithmetic.tenants import DeviceShare
 
 _MOST_COLUMNS = 100
 _HEADER = ("MODEL", "SHARE", "WEIGHTS", "WORKSPACE", "KV CACHE", "TOKENS", "CONTEXT", "CONCURRENCY")
@@ -22,7 +25,7 @@ _SPARE = ("SHARE", "CONTEXT", "WORKSPACE", "TOKENS")
 
 def show_plan(plan: DevicePlan, memory_limit: float, *, is_estimate: bool) -> None:
     """A table, a picture, the figures of the first model, and sentences; `memory_limit` is the setting."""
-    from app.residency.plan_advice import changes, notes
+    from app.residency.advice.plan_advice import changes, notes
 
     write_text(f"{_device_sentence(plan.device, memory_limit)}\n\n")
     rows = [_row(model) for model in plan.models]
@@ -84,7 +87,7 @@ def _picture(plan: DevicePlan) -> list[str]:
 
 def _details(plan: DevicePlan) -> list[tuple[str, str]]:
     """The figures of the first model, with how they come about."""
-    from app.residency.plan_advice import per_token_text
+    from app.residency.advice.plan_advice import per_token_text
 
     first, facts = plan.models[0], plan.wishes[0].facts
     workspace = first.footprint.workspace
@@ -126,7 +129,7 @@ def _share(size_bytes: int, device: DeviceShare) -> str:
 
 def plan_as_json(plan: DevicePlan, *, is_estimate: bool) -> dict[str, Any]:
     """The same for programs: sizes in bytes, lengths in tokens."""
-    from app.residency.plan_advice import changes, notes
+    from app.residency.advice.plan_advice import changes, notes
 
     return {
         "device": {

@@ -1,6 +1,6 @@
 """`quire recommend`: which models fit this machine, and the arithmetic that says so.
 
-Needs no daemon and asks nobody.  The ranking is in `app.residency.recommend`.
+Needs no daemon and asks nobody.  The ranking is in `app.residency.advice.recommend`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from app.cli.resident import JsonOption
 from store.space import format_bytes
 
 if TYPE_CHECKING:
-    from app.residency.footprint import Host
-    from app.residency.recommend import Need, Purpose
+    from app.residency.advice.recommend import Need, Purpose
+    from app.residency.arithmetic.footprint import Host
     from app.settings import Settings
     from store.catalog import CatalogModel
 
@@ -73,9 +73,9 @@ def recommended_name(settings: Settings) -> str | None:
 
 def measured_host(settings: Settings, memory: str | None, device: str | None) -> Host:
     """The device that models would run on; `memory` is assumed in place of what it has."""
-    from app.residency.acceptance import host_of
+    from app.residency.advice.acceptance import host_of
+    from app.residency.arithmetic.memory import DeviceMemory
     from app.residency.devices import measure
-    from app.residency.memory import DeviceMemory
 
     assumed_bytes = parse_memory(memory) if memory is not None else None
     found = measure(device or settings.device)
@@ -97,7 +97,7 @@ def parse_memory(text: str) -> int:
 
 
 def _recommended(settings: Settings, host: Host, purpose: Purpose, max_num_seqs: int | None = None) -> list[Need]:
-    from app.residency.recommend import recommend as rank
+    from app.residency.advice.recommend import recommend as rank
     from store.catalog import distinct_models
 
     return rank(distinct_models(), host, purpose, max_num_seqs or settings.max_num_seqs)
@@ -169,7 +169,7 @@ def _why(need: Need, host: Host) -> str:
 
 def _with_fewer_requests(settings: Settings, host: Host, purpose: Purpose, best: Need) -> str | None:
     """A larger model that fits a GPU which serves few requests at once."""
-    from app.residency.recommend import FEW_SEQUENCES
+    from app.residency.advice.recommend import FEW_SEQUENCES
 
     if settings.max_num_seqs is not None:
         return None
@@ -182,7 +182,7 @@ def _with_fewer_requests(settings: Settings, host: Host, purpose: Purpose, best:
 
 def _left_out(host: Host, purpose: Purpose) -> list[str]:
     """Families of the catalogue, or single models of a family, that the engine does not run."""
-    from app.residency.recommend import suited, why_not_run
+    from app.residency.advice.recommend import suited, why_not_run
     from store.catalog import distinct_models
 
     models = suited(distinct_models(), host, purpose)

@@ -62,7 +62,7 @@ def show(
 
 def _tell_what_a_pull_does(remote: RemoteModel, settings: Settings) -> None:
     """How large the download is, and whether the model can run here."""
-    from app.residency.acceptance import accept, host_of
+    from app.residency.advice.acceptance import accept, host_of
     from app.residency.devices import measure
     from store.errors import StoreError
 

@@ -62,7 +62,7 @@ def update(
     """
     if bool(models) == update_all:
         raise typer.BadParameter("name models, or give --all; `quire outdated` shows which have a newer version")
-    from app.residency.acceptance import why_unsupported
+    from app.residency.advice.acceptance import why_unsupported
     from app.settings import load_settings
     from store.errors import UnsupportedFormat
     from store.models import InstalledModel

@@ -12,16 +12,16 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 
+from app.residency.arithmetic.ledger import Ledger, Overdrawn
+from app.residency.arithmetic.placement import place, wake_placement
+from app.residency.arithmetic.tenants import Action, DeviceShare, Need, NoRoom, Placement, Shrink, Sleep, Tenant
+from app.residency.arithmetic.turns import Turn, Waiting, next_turn
 from app.residency.events import EventKind, EventLog
-from app.residency.ledger import Ledger, Overdrawn
 from app.residency.lifecycle import Lifecycle
-from app.residency.model_loader import WorkerKey
-from app.residency.placement import place, wake_placement
 from app.residency.room import Room
 from app.residency.slot import LONGEST_WAIT_S, Phase, Slot
-from app.residency.tenants import Action, DeviceShare, Need, NoRoom, Placement, Shrink, Sleep, Tenant
-from app.residency.turns import Turn, Waiting, next_turn
 from app.residency.words import span_text
+from app.residency.workers.model_loader import WorkerKey
 from engine.api.errors import EngineError, InsufficientMemory
 from store.errors import StoreError
 

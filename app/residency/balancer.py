@@ -10,13 +10,13 @@ import asyncio
 import logging
 from collections.abc import Mapping
 
-from app.residency.ledger import Overdrawn
+from app.residency.arithmetic.ledger import Overdrawn
+from app.residency.arithmetic.resplit import is_restored, is_short, resplit, restore
+from app.residency.arithmetic.tenants import DeviceShare
 from app.residency.lifecycle import Lifecycle
-from app.residency.model_loader import WorkerKey
-from app.residency.resplit import is_restored, is_short, resplit, restore
 from app.residency.room import Room
 from app.residency.slot import Phase, Slot
-from app.residency.tenants import DeviceShare
+from app.residency.workers.model_loader import WorkerKey
 from engine.api.errors import EngineError
 
 logger = logging.getLogger(__name__)

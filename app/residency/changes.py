@@ -13,13 +13,13 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 from app.errors import ModelInUse, ModelNotLoaded
+from app.residency.arithmetic.ledger import Overdrawn
+from app.residency.arithmetic.placement import reshare, wake_placement
+from app.residency.arithmetic.tenants import DeviceShare, NoRoom, Placement, Shrink
 from app.residency.events import EventLog
-from app.residency.ledger import Overdrawn
 from app.residency.lifecycle import Lifecycle
-from app.residency.placement import reshare, wake_placement
 from app.residency.room import Room
 from app.residency.slot import LONGEST_WAIT_S, ON_ITS_WAY, Phase, Slot
-from app.residency.tenants import DeviceShare, NoRoom, Placement, Shrink
 from app.residency.words import memory_name, span_text
 from engine.api.errors import InsufficientMemory
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from app.metrics import kv_usage
-from app.residency.memory import is_gpu
+from app.residency.arithmetic.memory import is_gpu
+from app.residency.arithmetic.tenants import Tenant, TenantState
 from app.residency.model_state import ModelState, State
 from app.residency.slot import Phase, Slot
-from app.residency.tenants import Tenant, TenantState
 
 _SHOWN: dict[Phase, State] = {
     Phase.LOADING: "loading",

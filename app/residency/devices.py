@@ -1,7 +1,7 @@
 """Measures the memory of this machine's devices: NVML for NVIDIA GPUs, `engine.host_memory` for RAM.
 
 Imports no torch: the daemon must know how much there is before a worker exists.  The
-arithmetic on the figures is in `app.residency.memory`.
+arithmetic on the figures is in `app.residency.arithmetic.memory`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 
-from app.residency.memory import DeviceMemory
+from app.residency.arithmetic.memory import DeviceMemory
 from engine.host_memory import host_memory
 
 

@@ -15,13 +15,13 @@ from functools import partial
 from typing import Any
 
 from app.metrics import Metrics
+from app.residency.arithmetic.ledger import Ledger
+from app.residency.arithmetic.memory import is_gpu
+from app.residency.arithmetic.tenants import DeviceShare, Placement
 from app.residency.events import EventKind, EventLog
-from app.residency.ledger import Ledger
-from app.residency.memory import is_gpu
-from app.residency.model_loader import LoadOrder, ModelLoader, ResidentModel
 from app.residency.slot import Phase, Slot
-from app.residency.tenants import DeviceShare, Placement
 from app.residency.words import memory_name
+from app.residency.workers.model_loader import LoadOrder, ModelLoader, ResidentModel
 from app.settings import Settings
 from engine.api.errors import EngineError, InsufficientMemory, WorkerDied
 from engine.api.wire import WorkerMemory

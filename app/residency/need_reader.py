@@ -1,6 +1,6 @@
 """`NeedReader`: what a model will take, from its files' headers and from what was recorded of its traffic.
 
-Reads in threads; the arithmetic is in `app.residency.demand`.  Called by `app.residency.arranger` before it
+Reads in threads; the arithmetic is in `app.residency.arithmetic.demand`.  Called by `app.residency.arranger` before it
 places a model.
 """
 
@@ -10,10 +10,10 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
-from app.residency.acceptance import why_unsupported
-from app.residency.demand import Traffic, demand
+from app.residency.advice.acceptance import why_unsupported
+from app.residency.arithmetic.demand import Traffic, demand
+from app.residency.arithmetic.tenants import DeviceShare, Need
 from app.residency.slot import Slot
-from app.residency.tenants import DeviceShare, Need
 from app.settings import Settings
 from engine.api.errors import UnsupportedModel
 from store.facts import ModelFacts

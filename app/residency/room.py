@@ -11,12 +11,12 @@ import asyncio
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from app.residency.arithmetic.ledger import Ledger
+from app.residency.arithmetic.memory import DeviceMemory, device_share, is_gpu
+from app.residency.arithmetic.tenants import DeviceShare, Tenant
 from app.residency.describe import tenant_of
-from app.residency.ledger import Ledger
-from app.residency.memory import DeviceMemory, device_share, is_gpu
-from app.residency.model_loader import WorkerKey
 from app.residency.slot import Phase, Slot
-from app.residency.tenants import DeviceShare, Tenant
+from app.residency.workers.model_loader import WorkerKey
 from app.settings import Settings
 
 

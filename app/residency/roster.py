@@ -12,9 +12,9 @@ from collections.abc import Callable
 
 from app.errors import ModelNotLoaded
 from app.model_task import require_task, task_of
-from app.residency.model_loader import WorkerKey, worker_key
 from app.residency.slot import Phase, Slot, Told
 from app.residency.wishes import Wishes
+from app.residency.workers.model_loader import WorkerKey, worker_key
 from app.residency_settings import ResidentSettings
 from app.settings import Settings
 from engine.api.wire import Task

@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 
 from app.errors import QueueFull
-from app.residency.model_loader import ResidentModel, WorkerKey
-from app.residency.tenants import Need
+from app.residency.arithmetic.tenants import Need
 from app.residency.waiting_line import WaitingLine
 from app.residency.wishes import Wishes
+from app.residency.workers.model_loader import ResidentModel, WorkerKey
 from engine.api.wire import Progress
 from store.models import InstalledModel
 

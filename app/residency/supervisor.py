@@ -17,20 +17,20 @@ from typing import Any
 
 from app.errors import ShuttingDown
 from app.metrics import Metrics
+from app.residency.arithmetic.ledger import Ledger
+from app.residency.arithmetic.tenants import DeviceShare
 from app.residency.arranger import Arranger, NeedOf
 from app.residency.balancer import Balancer
 from app.residency.changes import Changes
 from app.residency.describe import state_of
 from app.residency.events import EventLog
-from app.residency.ledger import Ledger
 from app.residency.lifecycle import Lifecycle
-from app.residency.model_loader import ModelLoader, ResidentModel
 from app.residency.model_state import ModelState
 from app.residency.room import Gauges, Room
 from app.residency.roster import Roster
 from app.residency.slot import Phase, Slot, Told
-from app.residency.tenants import DeviceShare
 from app.residency.words import span_text
+from app.residency.workers.model_loader import ModelLoader, ResidentModel
 from app.settings import Settings
 from engine.api.errors import InsufficientMemory, WorkerDied
 from engine.api.wire import Progress, Task

@@ -4,7 +4,7 @@ One tagged union per direction.  The first frame to a worker is `Start`; it answ
 any number of `Progress`, then `Ready` or `Fatal`.  After `Ready`, `Steps` carries the
 outputs of one engine step for all sequences together, and each `ResizeCache`, `Sleep` and
 `Wake` is answered by one `Memory` or `Refused`, in order.  Used by `engine.worker` and
-`app.residency.worker_client`; nothing else knows the encoding.
+`app.residency.workers.worker_client`; nothing else knows the encoding.
 """
 
 from __future__ import annotations

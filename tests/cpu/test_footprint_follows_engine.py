@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from app.residency import footprint
-from app.residency.memory import DeviceMemory
+from app.residency.arithmetic import footprint
+from app.residency.arithmetic.memory import DeviceMemory
 from engine import encoder_sizing, sizing
 from engine.api.config import EngineConfig
 from engine.runner import device_account

@@ -14,12 +14,12 @@ import pytest
 
 from app.errors import AppError
 from app.metrics import Metrics
-from app.residency.memory import DeviceMemory
-from app.residency.model_loader import ModelLoader
+from app.residency.arithmetic.memory import DeviceMemory
+from app.residency.arithmetic.tenants import DeviceShare
 from app.residency.need_reader import NeedReader
 from app.residency.room import Gauges
 from app.residency.supervisor import Supervisor
-from app.residency.tenants import DeviceShare
+from app.residency.workers.model_loader import ModelLoader
 from app.server import WORKER_COMMAND
 from app.settings import Settings
 from app.usage_recorder import UsageRecorder

@@ -12,8 +12,8 @@ import psutil
 import pytest
 import zmq.asyncio
 
-from app.residency import worker_client
-from app.residency.worker_client import WorkerClient
+from app.residency.workers import worker_client
+from app.residency.workers.worker_client import WorkerClient
 from engine.api.config import EngineConfig
 from engine.api.errors import WorkerDied
 from engine.api.request import Prompt

@@ -101,7 +101,7 @@ def _wait_until_ready(directory: Path, process: subprocess.Popen[bytes], log: Pa
 
 def main() -> None:
     from app.errors import AppError
-    from app.residency.memory import DeviceMemory
+    from app.residency.arithmetic.memory import DeviceMemory
     from app.server import WORKER_COMMAND, real_parts, serve
     from app.settings import load_settings
     from store.errors import StoreError

@@ -14,12 +14,12 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from app.metrics import Metrics
-from app.residency.memory import DeviceMemory
-from app.residency.model_loader import LoadOrder, ModelLoader, ResidentModel
+from app.residency.arithmetic.memory import DeviceMemory
+from app.residency.arithmetic.tenants import DeviceShare, Need
 from app.residency.room import Gauges
 from app.residency.slot import Slot
 from app.residency.supervisor import Lease, Supervisor
-from app.residency.tenants import DeviceShare, Need
+from app.residency.workers.model_loader import LoadOrder, ModelLoader, ResidentModel
 from app.settings import Settings
 from engine.api.errors import EngineError, InsufficientMemory, WorkerDied
 from engine.api.wire import EngineStats, Progress, WorkerFacts, WorkerMemory

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.residency.acceptance import accept, why_unsupported
-from app.residency.footprint import Host, footprint
-from app.residency.memory import DeviceMemory
+from app.residency.advice.acceptance import accept, why_unsupported
+from app.residency.arithmetic.footprint import Host, footprint
+from app.residency.arithmetic.memory import DeviceMemory
 from store.errors import TooLargeForDevice, UnsupportedFormat
 from store.facts import ModelFacts
 

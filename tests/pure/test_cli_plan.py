@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from app.residency.memory import DeviceMemory
+from app.residency.arithmetic.memory import DeviceMemory
 from store.models import ModelStore
 from store.paths import DataRoot
 from tests.fakes.command_here import quire

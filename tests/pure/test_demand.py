@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.residency.demand import ENOUGH_REQUESTS, USUAL_CONCURRENCY, Traffic, demand
-from app.residency.footprint import CPU_MAX_CACHE_BYTES, Host, footprint
-from app.residency.memory import DeviceMemory
-from app.residency.tenants import DeviceShare
+from app.residency.arithmetic.demand import ENOUGH_REQUESTS, USUAL_CONCURRENCY, Traffic, demand
+from app.residency.arithmetic.footprint import CPU_MAX_CACHE_BYTES, Host, footprint
+from app.residency.arithmetic.memory import DeviceMemory
+from app.residency.arithmetic.tenants import DeviceShare
 from store.catalog import catalog_models
 from store.catalog_facts import catalog_facts
 from store.facts import ModelFacts

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from app.residency.ledger import Ledger, Overdrawn
-from app.residency.tenants import DeviceShare
+from app.residency.arithmetic.ledger import Ledger, Overdrawn
+from app.residency.arithmetic.tenants import DeviceShare
 
 GIB = 2**30
 GPU = DeviceShare("cuda:0", 24 * GIB, 0, 0.92)

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.residency.placement import place, reshare, wake_placement
-from app.residency.tenants import DeviceShare, Need, NoRoom, Placement, Shrink, Sleep, Tenant, Unload
-from app.residency.victims import keep_value, may_leave
+from app.residency.arithmetic.placement import place, reshare, wake_placement
+from app.residency.arithmetic.tenants import DeviceShare, Need, NoRoom, Placement, Shrink, Sleep, Tenant, Unload
+from app.residency.arithmetic.victims import keep_value, may_leave
 
 GIB = 2**30
 NOW = 10_000.0

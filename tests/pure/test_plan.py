@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.residency.plan import CacheType, DevicePlan, Options, Wish, plan_device
-from app.residency.plan_advice import changes, notes, per_token_text
-from app.residency.tenants import DeviceShare
+from app.residency.advice.plan import CacheType, DevicePlan, Options, Wish, plan_device
+from app.residency.advice.plan_advice import changes, notes, per_token_text
+from app.residency.arithmetic.tenants import DeviceShare
 from store.catalog import catalog_models
 from store.catalog_facts import catalog_facts
 from store.facts import ModelFacts, facts_of_checkpoint

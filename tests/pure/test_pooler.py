@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from app.metrics import Metrics
 from app.pooling import Pooler, cosine
-from app.residency.step_mailbox import StepMailbox
-from app.residency.worker_client import WorkerClient
+from app.residency.workers.step_mailbox import StepMailbox
+from app.residency.workers.worker_client import WorkerClient
 from app.usage_recorder import UsageRecorder
 from engine.api.errors import EngineError, WorkerDied
 from engine.api.output import StepOutput

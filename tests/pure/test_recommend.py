@@ -9,10 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.residency.acceptance import why_unsupported
-from app.residency.footprint import Host
-from app.residency.memory import DeviceMemory
-from app.residency.recommend import (
+from app.residency.advice.acceptance import why_unsupported
+from app.residency.advice.recommend import (
     CONTEXT_TOKENS,
     FEW_SEQUENCES,
     Purpose,
@@ -22,6 +20,8 @@ from app.residency.recommend import (
     suited,
     why_not_run,
 )
+from app.residency.arithmetic.footprint import Host
+from app.residency.arithmetic.memory import DeviceMemory
 from engine.api.architectures import MODEL_TYPES
 from store.catalog import catalog_models, distinct_models
 from store.catalog_facts import catalog_facts

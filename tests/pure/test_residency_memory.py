@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from app.residency.arithmetic.memory import least_weight_bytes
 from app.residency.devices import measure
-from app.residency.memory import least_weight_bytes
 from store.facts import ModelFacts
 
 

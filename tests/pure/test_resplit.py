@@ -9,8 +9,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.residency.resplit import comfortable_kv_bytes, is_restored, is_short, resplit, restore
-from app.residency.tenants import DeviceShare, Tenant
+from app.residency.arithmetic.resplit import comfortable_kv_bytes, is_restored, is_short, resplit, restore
+from app.residency.arithmetic.tenants import DeviceShare, Tenant
 
 DEVICE = DeviceShare("d", 1000, 0, 1.0)
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.residency.step_mailbox import StepMailbox, merge_steps
+from app.residency.workers.step_mailbox import StepMailbox, merge_steps
 from engine.api.output import StepOutput, TokenLogprobs
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.residency.turns import PATIENCE_S, NextTurn, Turn, Waiting, next_turn
+from app.residency.arithmetic.turns import PATIENCE_S, NextTurn, Turn, Waiting, next_turn
 
 
 def waiting(name: str, oldest_wait_s: float, short: int = 10) -> Waiting:

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from app.residency.demand import need_of
-from app.residency.footprint import BLOCK_SIZE, Footprint, Host, footprint
-from app.residency.memory import DeviceMemory, is_gpu
-from app.residency.placement import place
-from app.residency.tenants import DeviceShare, Need, NoRoom, Tenant
+from app.residency.arithmetic.demand import need_of
+from app.residency.arithmetic.footprint import BLOCK_SIZE, Footprint, Host, footprint
+from app.residency.arithmetic.memory import DeviceMemory, is_gpu
+from app.residency.arithmetic.placement import place
+from app.residency.arithmetic.tenants import DeviceShare, Need, NoRoom, Tenant
 from engine.api.config import Quantization
 from store.facts import ModelFacts
 from store.shape import dtype_bytes

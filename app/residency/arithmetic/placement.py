@@ -2,7 +2,7 @@
 
 A model is placed beside the others where that is possible: in what is free, then in KV cache that others have
 beyond the needs of their traffic, then in KV cache that nobody uses.  Only then idle models leave
-(`app.residency.victims`): to sleep where host memory has room for their weights and that frees enough, else
+(`app.residency.arithmetic.victims`): to sleep where host memory has room for their weights and that frees enough, else
 unloaded.  A share is a promise for as long as its model is awake: no other model is placed in it.  Called by
 `app.residency.arranger` and `changes`, which have the actions carried out.
 """
@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from app.residency.tenants import DeviceShare, Need, NoRoom, Placement, Shrink, Sleep, Tenant, Unload
-from app.residency.victims import choose_sleepers, choose_victims, keep_value, may_leave
+from app.residency.arithmetic.tenants import DeviceShare, Need, NoRoom, Placement, Shrink, Sleep, Tenant, Unload
+from app.residency.arithmetic.victims import choose_sleepers, choose_victims, keep_value, may_leave
 from app.residency.words import list_text, memory_name, span_text
 from store.space import format_bytes
 

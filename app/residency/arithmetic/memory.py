@@ -1,14 +1,14 @@
 """Arithmetic of device memory: what weights, caches and steps take there.  No I/O, no state.
 
-All sizes are in bytes.  Called by `app.residency.demand` and `app.residency.acceptance`; what devices have comes
-from `app.residency.devices`.
+All sizes are in bytes.  Called by `app.residency.arithmetic.demand` and `app.residency.advice.acceptance`; what devices
+have comes from `app.residency.devices`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from app.residency.tenants import DeviceShare
+from app.residency.arithmetic.tenants import DeviceShare
 from engine.api.architectures import ENCODER_TYPES
 from engine.api.config import Quantization
 from store.facts import ModelFacts

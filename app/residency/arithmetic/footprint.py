@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from app.residency.memory import DeviceMemory, cache_bytes_per_token, is_encoder, is_gpu, least_weight_bytes
+from app.residency.arithmetic.memory import DeviceMemory, cache_bytes_per_token, is_encoder, is_gpu, least_weight_bytes
 from engine.api.config import Quantization
 from engine.core.step_sizes import PROMPT_SIZES, decode_sizes
 from store.facts import ModelFacts

@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from app.residency.acceptance import why_unsupported
-from app.residency.footprint import Host, footprint
+from app.residency.advice.acceptance import why_unsupported
+from app.residency.arithmetic.footprint import Host, footprint
 from store.catalog import CatalogModel
 from store.catalog_facts import catalog_facts
 

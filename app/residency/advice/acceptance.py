@@ -6,8 +6,8 @@ it pulls a model, and by `quire show`.
 
 from __future__ import annotations
 
-from app.residency.footprint import BLOCK_SIZE, Host, footprint
-from app.residency.memory import DeviceMemory
+from app.residency.arithmetic.footprint import BLOCK_SIZE, Host, footprint
+from app.residency.arithmetic.memory import DeviceMemory
 from app.residency.words import memory_name
 from app.settings import Settings
 from engine.api.architectures import (

@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from app.residency.acceptance import why_unsupported
-from app.residency.demand import need_of
-from app.residency.memory import is_gpu
-from app.residency.plan import DevicePlan, Wish, plan_device
-from app.residency.tenants import NoRoom
+from app.residency.advice.acceptance import why_unsupported
+from app.residency.advice.plan import DevicePlan, Wish, plan_device
+from app.residency.arithmetic.demand import need_of
+from app.residency.arithmetic.memory import is_gpu
+from app.residency.arithmetic.tenants import NoRoom
 from store.facts import ModelFacts
 from store.shape import dtype_bytes
 from store.space import format_bytes

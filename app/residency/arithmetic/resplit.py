@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from app.residency.tenants import DeviceShare, Tenant
+from app.residency.arithmetic.tenants import DeviceShare, Tenant
 
 _FULL = 0.9
 """A cache of which so much is in use is short of room."""

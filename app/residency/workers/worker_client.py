@@ -4,7 +4,7 @@ Starts the process, sends `Start`, and then moves prompts in and step outputs ou
 of one `submit` arrive in one mailbox.  Calls about the worker's memory are answered one by one.
 Knows token ids only.  Whatever ends the worker, each sequence that is still open gets exactly
 one terminal output, and each call one error; a worker that says nothing for long while it has work
-counts as dead.  Used by `app.residency.model_loader` and `lifecycle` (life), `app.generation` and
+counts as dead.  Used by `app.residency.workers.model_loader` and `lifecycle` (life), `app.generation` and
 `app.pooling` (work).
 """
 
@@ -21,8 +21,8 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from app.residency.step_mailbox import StepMailbox
-from app.residency.worker_process import WorkerProcess
+from app.residency.workers.step_mailbox import StepMailbox
+from app.residency.workers.worker_process import WorkerProcess
 from engine.api import wire
 from engine.api.config import EngineConfig
 from engine.api.errors import BrokenCheckpoint, EngineError, InsufficientMemory, UnsupportedModel, WorkerDied

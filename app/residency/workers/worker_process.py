@@ -2,7 +2,7 @@
 
 The worker's standard input is a pipe that this process never writes to: it closes when the
 daemon dies in whatever way, and the worker exits by itself.  Output goes to a log file.
-Knows nothing of what is said over the socket; used by `app.residency.worker_client`.
+Knows nothing of what is said over the socket; used by `app.residency.workers.worker_client`.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ import zmq.asyncio
 from app.generation import Generator
 from app.metrics import Metrics
 from app.pooling import Pooler
-from app.residency.worker_client import OnProgress, WorkerClient
+from app.residency.workers.worker_client import OnProgress, WorkerClient
 from app.settings import Settings
 from engine.api.config import EngineConfig
 from engine.api.wire import EngineStats, WorkerFacts, WorkerMemory

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from app.residency.tenants import DeviceShare
+from app.residency.arithmetic.tenants import DeviceShare
 from store.space import format_bytes
 
 

@@ -1,6 +1,6 @@
 """Which idle models make room: the least valuable ones, and no more of them than it takes.
 
-Pure arithmetic; called by `app.residency.placement`.  The value of a model is what being without it will
+Pure arithmetic; called by `app.residency.arithmetic.placement`.  The value of a model is what being without it will
 probably cost: the seconds that loading it again takes, over the seconds since it was last used (as GreedyDual
 does for caches, https://www.usenix.org/legacy/publications/library/proceedings/usits97/full_papers/cao/cao.pdf
 §4).  Of models that load equally fast it is the least recently used that goes.
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from app.residency.tenants import Tenant
+from app.residency.arithmetic.tenants import Tenant
 
 _LEAST_LOAD_S = 0.5
 """A load takes this long at least, also where none was measured."""

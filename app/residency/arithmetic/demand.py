@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from app.residency.footprint import CPU_MAX_CACHE_BYTES, Footprint, Host, footprint
-from app.residency.memory import DeviceMemory
-from app.residency.tenants import DeviceShare, Need
+from app.residency.arithmetic.footprint import CPU_MAX_CACHE_BYTES, Footprint, Host, footprint
+from app.residency.arithmetic.memory import DeviceMemory
+from app.residency.arithmetic.tenants import DeviceShare, Need
 from engine.api.config import Quantization
 from store.facts import ModelFacts
 

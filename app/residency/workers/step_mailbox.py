@@ -2,7 +2,7 @@
 
 Whatever has come by the time the reader looks is taken together, several steps of a sequence as
 one: a reader that falls behind catches up instead of being woken for every token, and one that
-keeps up gets every token at once.  Filled by `app.residency.worker_client`, read by
+keeps up gets every token at once.  Filled by `app.residency.workers.worker_client`, read by
 `app.generation` and `app.pooling`.
 """
 
