@@ -113,16 +113,17 @@ class Supervisor:
     ) -> AsyncGenerator[Progress, None]:
         """Load or wake a model, kept as these say from now on, and yield progress until it serves.
 
+        A `keep_alive` of 0 is for once: the model leaves when it is idle, and nothing is remembered of it.
         The first progress comes as soon as the model is in line; `why` is for the event log.  Raises as `serving` does.
         """
         slot, _ = await self._slot_of(name)
-        slot.is_kept = slot.is_kept or any(wish is not None for wish in (share, pin, keep_alive))
+        slot.is_kept = slot.is_kept or any(wish is not None for wish in (share, pin, keep_alive or None))
         # Where somebody waits already, it may be on its way with another one.
         comes_with_share = slot.phase in (Phase.COLD, Phase.ASLEEP) and not slot.line
         had_share = slot.wishes.share
         if share is not None and comes_with_share:
             slot.wishes.share = share
-        if keep_alive is not None:
+        if keep_alive:
             slot.wishes.keep_alive_s = slot.keep_alive_s = keep_alive
         if pin is not None:
             self._pin(slot, pin)
@@ -137,6 +138,9 @@ class Supervisor:
             raise
         if share is not None and not comes_with_share:
             await self._undisturbed(self._changes.set_share(slot, share))
+        if keep_alive == 0:
+            slot.keep_alive_s = 0.0
+            slot.run_down()
 
     async def wake(self, name: str) -> None:
         """Have a model that sleeps awake again.  Raises `ModelNotLoaded`, or as `serving` does."""

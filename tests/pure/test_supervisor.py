@@ -296,6 +296,21 @@ def test_keep_alive_counts_from_the_last_request(asked: float | None, seconds: f
     play(fleet, scene())
 
 
+def test_a_keep_alive_of_zero_is_for_once() -> None:
+    fleet = fleet_of(1, keep_alive=60.0)
+
+    async def scene() -> None:
+        for _ in range(2):  # one that is not there, and one that is
+            await fleet.load_model("m0", keep_alive=0.0)
+            await asyncio.sleep(1)
+            assert "m0" not in names(fleet)
+            await fleet.load_model("m0")
+            await asyncio.sleep(59)
+            assert "m0" in names(fleet)
+
+    play(fleet, scene())
+
+
 def test_a_model_that_is_kept_for_ever_or_pinned_shows_no_end() -> None:
     fleet = fleet_of(2, keep_alive=60.0)
 
