@@ -157,6 +157,16 @@ def norm_floats(most_rows: int) -> Body:
 
 def plain_floats(most_rows: int) -> Body:
     """Arguments: source and its stride, columns, packed, which step number counts the rows."""
+    return _packed_rows(most_rows, _write_plain)
+
+
+def gelu_floats(most_rows: int) -> Body:
+    """GELU of a row.  Arguments as of `plain_floats`."""
+    return _packed_rows(most_rows, _write_gelu)
+
+
+def _packed_rows(most_rows: int, write: Any) -> Body:
+    """One row after the other, `write` for each group of it."""
 
     def kernel(arguments, step, rank, size):
         source, stride, columns, packed, rows_at = read_arguments(arguments, 5)
@@ -167,7 +177,7 @@ def plain_floats(most_rows: int) -> Body:
         while row < num_rows:
             for group in range(num_groups):
                 place = _place(packed, row, group, num_groups, height)
-                _write_plain(source + row * stride + group * GROUP * 4, place)
+                write(source + row * stride + group * GROUP * 4, place)
             row = claim(arguments)
 
     return kernel
@@ -189,24 +199,6 @@ def gate_floats(most_rows: int) -> Body:
                 gate = source + row * stride + group * GROUP * 4
                 _write_gated(gate, gate + columns * 4, _place(packed, row, group, num_groups, height))
             piece = claim(arguments)
-
-    return kernel
-
-
-def gelu_floats(most_rows: int) -> Body:
-    """GELU of a row.  Arguments as of `plain_floats`."""
-
-    def kernel(arguments, step, rank, size):
-        source, stride, columns, packed, rows_at = read_arguments(arguments, 5)
-        num_rows = int64s(step, 8)[rows_at]
-        height = block_rows(num_rows, most_rows)
-        num_groups = columns // GROUP
-        row = claim(arguments)
-        while row < num_rows:
-            for group in range(num_groups):
-                place = _place(packed, row, group, num_groups, height)
-                _write_gelu(source + row * stride + group * GROUP * 4, place)
-            row = claim(arguments)
 
     return kernel
 
