@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -47,6 +48,9 @@ def _own_surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
         for name in ("CONFIG", "STATE"):
             patch.setenv(f"QUIRE_{name}_DIR", str(directory / name.lower()))
         patch.setenv("QUIRE_PORT", str(NOBODYS_PORT))
+        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+            # So a shell starts what it puts into the background, and so would every command that a test starts.
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         yield
 
 
