@@ -37,7 +37,7 @@ from engine.pooling.config import ModelPooling, read_pooling
 from engine.runner import device as devices
 from engine.runner.cpus import cpu_share
 from engine.runner.device_account import DeviceAccount
-from engine.runner.device_weights import device_weights
+from engine.runner.device_weights import DeviceWeights, device_weights
 from engine.runner.graph_sizes import GraphSizeMemory
 from engine.runner.kernel_cache import cpu_cache_folder, use_kernel_cache
 from engine.runner.memory import GIB, CachePlan
@@ -167,16 +167,9 @@ def _load_model(
         )
     compiled = choose_compiled_path(config, checkpoint, shape, device, folder)
     quantization = config.quantization if compiled is not None else None
-    # Checked first, because a process that runs out of memory is killed without a word.
     needed_bytes = weight_bytes(checkpoint, dtype, quantization=quantization, device=device)
-    budget_bytes = devices.memory_budget_bytes(config, device)
-    if needed_bytes >= budget_bytes:
-        kind = str(dtype).removeprefix("torch.") if compiled is None else "packed numbers"
-        raise InsufficientMemory(
-            f"The weights take {needed_bytes / GIB:.2f} GiB as {kind}, and the memory budget is "
-            f"{budget_bytes / GIB:.2f} GiB; choose a smaller model, or stop others."
-        )
-    memory = device_weights(device, needed_bytes, devices.total_memory_bytes(device))
+    kind = str(dtype).removeprefix("torch.") if compiled is None else "packed numbers"
+    memory = memory_for_weights(config, device, needed_bytes, kind)
     model = load_model(
         checkpoint,
         device=device,
@@ -188,6 +181,22 @@ def _load_model(
         memory=memory,
     )
     return model, compiled, memory or weights_that_stay(model, device)
+
+
+def memory_for_weights(
+    config: EngineConfig, device: torch.device, needed_bytes: int, kind: str
+) -> DeviceWeights | None:
+    """As `device_weights`, once the budget is known to hold them; `kind` says what they are made of.
+
+    Checked before any is read, because a process that runs out of memory is killed without a word.
+    """
+    budget_bytes = devices.memory_budget_bytes(config, device)
+    if needed_bytes >= budget_bytes:
+        raise InsufficientMemory(
+            f"The weights take {needed_bytes / GIB:.2f} GiB as {kind}, and the memory budget is "
+            f"{budget_bytes / GIB:.2f} GiB; choose a smaller model, or stop others."
+        )
+    return device_weights(device, needed_bytes, devices.total_memory_bytes(device))
 
 
 def weights_that_stay(model: LoadableModel, device: torch.device) -> WeightMemory:

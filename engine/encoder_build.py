@@ -14,10 +14,9 @@ from pathlib import Path
 import torch
 
 from engine.api.config import EngineConfig
-from engine.api.errors import InsufficientMemory
 from engine.api.wire import WorkerFacts
 from engine.attention.ragged import select_ragged_attention
-from engine.build import OnProgress, prepare_device, weights_that_stay
+from engine.build import OnProgress, memory_for_weights, prepare_device, weights_that_stay
 from engine.compiled_encoder import CompiledEncoder, choose_compiled_encoder
 from engine.encoder_sizing import EncoderLimits, EncoderSizer, choose_limits
 from engine.loading.checkpoint import Checkpoint, open_checkpoint
@@ -27,9 +26,8 @@ from engine.models.registry import encoder_class
 from engine.pooling.config import ModelPooling, read_pooling
 from engine.runner import device as devices
 from engine.runner.device_account import DeviceAccount
-from engine.runner.device_weights import device_weights
 from engine.runner.encoder_runner import EncoderRunner, TorchEncoderSteps
-from engine.runner.memory import GIB, MemoryUse
+from engine.runner.memory import MemoryUse
 from engine.runner.weight_memory import WeightMemory
 
 log = logging.getLogger(__name__)
@@ -109,14 +107,8 @@ def _load(
     compiled: CompiledEncoder | None,
     on_progress: OnProgress,
 ) -> tuple[EncoderModel, WeightMemory]:
-    # Checked first, because a process that runs out of memory is killed without a word.
-    needed_bytes, budget_bytes = encoder_weight_bytes(checkpoint, dtype), devices.memory_budget_bytes(config, device)
-    if needed_bytes >= budget_bytes:
-        raise InsufficientMemory(
-            f"The weights take {needed_bytes / GIB:.2f} GiB as {str(dtype).removeprefix('torch.')}, and the memory "
-            f"budget is {budget_bytes / GIB:.2f} GiB; choose a smaller model, or stop others."
-        )
-    memory = device_weights(device, needed_bytes, devices.total_memory_bytes(device))
+    kind = str(dtype).removeprefix("torch.")
+    memory = memory_for_weights(config, device, encoder_weight_bytes(checkpoint, dtype), kind)
     model = load_encoder(
         checkpoint,
         device=device,
